@@ -72,7 +72,7 @@ def main():
                 jax.random.key(0),
                 rounds=BLOCK * (BLOCKS + 1),
                 every=BLOCK,
-                central=held,
+                central=None if algorithm is fedavg else held,
             )
         )
         for name, algorithm in algorithms.items()

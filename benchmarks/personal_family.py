@@ -50,6 +50,13 @@ def knn_per(loss, work):
     return fb.knn_per(fb.fedavg(loss, work), loss, features=features)
 
 
+def sharp_knn_per(loss, work):
+    """The same, with votes that fall faster with the distance."""
+    features = NEAR.features
+    assert features is not None
+    return fb.knn_per(fb.fedavg(loss, work), loss, features=features, scale=0.1)
+
+
 METHODS: dict[str, tuple[Callable, fb.Model]] = {
     "local": (fb.local_only, NETWORK),
     "fedavg": (fb.fedavg, NETWORK),
@@ -57,6 +64,7 @@ METHODS: dict[str, tuple[Callable, fb.Model]] = {
     "fedala": (fedala, NETWORK),
     "feddbe": (feddbe, SHIFTED),
     "knn_per": (knn_per, NEAR),
+    "scale 0.1": (sharp_knn_per, NEAR),
     "hypcluster": (fb.hypcluster, THREE),
     "fedem": (fb.fedem, THREE),
 }

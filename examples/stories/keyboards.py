@@ -62,14 +62,15 @@ def mixed(how):
 
 
 METHODS = {
-    "users alone": (clients, keyboards),
+    "users alone": (clients, keyboards, None),
     "server alone": (
         fb.fedavg(loss, work._replace(batch_size=40)),
         fb.federate(articles.rows, [np.arange(len(articles.rows[0]))]),
+        None,
     ),
-    "parallel": (mixed("parallel"), keyboards),
-    "one-way": (mixed("one_way"), keyboards),
-    "two-way": (mixed("two_way"), keyboards),
+    "parallel": (mixed("parallel"), keyboards, server),
+    "one-way": (mixed("one_way"), keyboards, server),
+    "two-way": (mixed("two_way"), keyboards, server),
 }
 # --- end
 
@@ -80,7 +81,7 @@ accuracy = jax.jit(
 )
 
 
-def course(algorithm, data) -> dict[str, list[np.ndarray]]:
+def course(algorithm, data, own) -> dict[str, list[np.ndarray]]:
     """The accuracy on both kinds of text, by tenths of the rounds, of all seeds."""
     run = fb.simulate(
         algorithm,
@@ -90,7 +91,7 @@ def course(algorithm, data) -> dict[str, list[np.ndarray]]:
         rounds=ROUNDS,
         every=EVERY,
         cohort=min(10, data.clients),
-        central=server,
+        central=own,
     )
     reached = {name: [] for name in tests}
     for _ in run:

@@ -11,21 +11,50 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedblend import trees
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Batch, Loss, PyTree
+from fedblend.errors import InputError, SettingError, UserError, shown
 from fedblend.mixing import Apply, Blend, Neighbors, predict
+
+MOST_SAID = 120
+"""Characters of the error of somebody's loss that are shown."""
 
 
 def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
     """The mean loss over the rows of a batch that count."""
-    losses = loss(params, batch.rows)
+    losses = _losses(loss, params, batch.rows)
     if batch.mask is None:
         return losses.mean()
     count = batch.mask.astype(losses.dtype).sum()
     return jnp.where(batch.mask, losses, 0).sum() / jnp.maximum(count, 1)
+
+
+def _losses(loss: Loss, params: PyTree, rows: PyTree) -> jax.Array:
+    """The losses of rows; one line where parameters, rows and loss do not fit."""
+    given = f"parameters {_shapes(params)} and rows {_shapes(rows)}"
+    try:
+        losses = loss(params, rows)
+    except InputError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())[:MOST_SAID]
+        raise SettingError(
+            "loss", f"fails on {given}: {type(error).__name__}: {text}"
+        ) from error
+    wanted = np.shape(jax.tree.leaves(rows)[0])[:1]
+    if np.shape(losses) != wanted:
+        allowed = f"one number for each row, {wanted}"
+        said = f"an array of shape {np.shape(losses)} of {given}"
+        raise UserError("loss", losses, allowed, said)
+    return losses
+
+
+def _shapes(tree: PyTree) -> str:
+    return shown([np.shape(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def gradient(loss: Loss) -> Callable[[PyTree, Batch], PyTree]:

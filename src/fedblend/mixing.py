@@ -42,6 +42,8 @@ class Neighbors(NamedTuple):
     count: jax.Array
     k: jax.Array
     """How many of the rows vote on a prediction."""
+    scale: jax.Array
+    """Of squared distances in their weights, for each number of a row's features."""
 
 
 Mixing = Callable[[jax.Array, PyTree, PyTree], PyTree]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend.batches import random_rows
 from fedblend.simulation.sampling import cohorts
 from reference import family_transcription as paper
 
@@ -80,6 +81,19 @@ def test_it_is_its_papers_loop():
     found = [run.personal(client).shift for client in range(CLIENTS)]
     np.testing.assert_allclose(found, shifts, **tolerance)
     assert np.abs(shifts).max() > 0.1 and np.abs(A - START[0]).max() > 0.1
+
+
+def test_enrollment_trains_no_shift_and_sends_the_mean_of_the_last_batch():
+    """As in the authors' code: four batches of two rows."""
+    shard = DATA.train.shard(2)
+    inputs, labels = ROWS[2]
+    picked = np.asarray(random_rows(shard, KEY, (4, 2)))
+    batches = [(inputs[rows], labels[rows]) for rows in picked]
+    algorithm = feddbe(KAPPA, steps=4, batch_size=2)
+    mean, client = algorithm.enroll(model().init(KEY), shard, KEY)
+    wanted = paper.feddbe_mean(*START, batches, RATE)
+    np.testing.assert_allclose(mean, wanted, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(client.personal.shift, np.zeros(WIDTH))
 
 
 @pytest.mark.slow

@@ -65,11 +65,15 @@ def simulated(algorithm, **more):
     return fb.simulate(algorithm, MODEL.init, DATA, KEY, rounds=3, **more).complete()
 
 
+def knn_per(**more):
+    given: dict[str, Any] = {"k": K, "held_out": HELD_OUT, "grid": GRID} | more
+    return fb.knn_per(AVERAGE, LOSS, features=MODEL.features, **given)
+
+
 @pytest.fixture(scope="module")
 def run():
     with jax.enable_x64(True):
-        given: dict[str, Any] = {"k": K, "held_out": HELD_OUT, "grid": GRID}
-        own = fb.knn_per(AVERAGE, LOSS, features=MODEL.features, **given)
+        own = knn_per()
         measure = {"loss": fb.metrics.mean_loss(LOSS)}
         return simulated(own, measure=measure, every=3)
 
@@ -79,7 +83,7 @@ def probabilities(params, inputs):
 
 
 def test_it_is_its_papers_equations(run):
-    """Float64 rounds at 1e-16; a distance near zero loses half of the digits."""
+    """Float64 rounds at 1e-16."""
     body, head = (np.asarray(run.shared[name]) for name in ("body", "head"))
     lams, found = np.arange(GRID) / GRID, []
     for client in range(len(COUNTS)):
@@ -91,6 +95,20 @@ def test_it_is_its_papers_equations(run):
         np.testing.assert_allclose(probabilities(own, NEW), wanted, atol=1e-9)
     assert found[0] > 0 and found[-1] == 0, "a client without held-out rows"
     assert len(set(found)) > 2, "not only the ends of the grid"
+
+
+def test_the_scale_is_that_of_the_authors_code(run):
+    """Probabilities of a client at two scales, one of which makes all votes equal."""
+    body, head = (np.asarray(run.shared[name]) for name in ("body", "head"))
+    rows, lams = DATA.train.rows(0), np.arange(GRID) / GRID
+    down, shard = Down(run.shared, jnp.zeros((), jnp.int32)), DATA.train.shard(0)
+    for scale in (0.05, 1e9):
+        own = knn_per(scale=scale).personal(down, (), shard, KEY)
+        lam, wanted = paper.knn_per(rows, NEW, body, head, lams, HELD_OUT, K, scale)
+        assert lam > 0
+        np.testing.assert_allclose(probabilities(own, NEW), wanted, atol=1e-9)
+    votes = probabilities(own._replace(alpha=jnp.zeros(())), NEW)
+    np.testing.assert_allclose(K * votes, np.round(K * votes), atol=1e-6)
 
 
 def test_the_shared_model_and_the_messages_are_those_of_fedavg(run):

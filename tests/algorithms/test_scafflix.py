@@ -224,7 +224,7 @@ def test_a_configuration_takes_the_steps_of_theory(configured):
 @pytest.mark.parametrize(
     ("table", "options", "line"),
     [
-        ("algorithm", {"batch_size": 4}, 'batch_size: is 4; theory needs "all" there'),
+        ("algorithm", {"batch_size": 4}, 'batch_size: is 4; theory needs "all"'),
         ("algorithm", {"schedule": {"name": "constant", "unit": "round"}},
          "schedule: a schedule is not a constant rate"),
         ("algorithm", {"steps": "theory", "rate": 0.1},

@@ -133,9 +133,9 @@ ONE_CLASS = (
     "data.partition=classes_per_client", "data.classes=1", "model.l2=0.0",
 )  # fmt: skip
 REFUSED = {
-    ("algorithm.batch_size=20",): 'batch_size: is 20; theory needs "all" there',
+    ("algorithm.batch_size=20",): 'batch_size: is 20; theory needs "all"',
     ("algorithm.mix=outputs",): "algorithm.mix: is",
-    ("run.cohort=2",): "run.cohort: is 2; theory needs nothing there",
+    ("run.cohort=2",): "run.cohort: is 2; theory needs it left out",
     ("run.weights=by_count",): 'run.weights: is "by_count"; theory needs "uniform"',
     ("run.dropout=0.1",): "run.dropout: is 0.1",
     ("model.name=mlp",): "needs constants L_i, which theory has for the models softmax",

@@ -113,7 +113,7 @@ def test_check_accepts():
 
 
 def test_one_class_clients():
-    partition = Partition((np.array([0, 3, 6]), np.array([0, 1]), np.array([2])))
+    partition = Partition((np.array([0, 3, 6]), np.array([9, 1]), np.array([2])))
     federated_data = federate_dataset(GOOD, partition)
     assert one_class_clients(federated_data) == [0, 2]
     many = federate_dataset(GOOD, iid(60, 25, seed=1))

@@ -16,8 +16,11 @@ import jax
 import numpy as np
 import pytest
 
+from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.experiments.advise import FACTORS, advise
+from fedblend.experiments import advise as advise_module
+from fedblend.experiments.advise import FACTORS, Trial, advise
+from fedblend.trees import precision
 
 X = np.array([[1.5, 0.3], [0.2, 0.5]], np.float32)
 OWN = np.array([[0.4, -0.2], [0.3, 1.6]], np.float32)
@@ -73,10 +76,10 @@ def table(path, clients):
     path.write_text("\n".join(lines) + "\n")
 
 
-def quadratics(folder, clients, steps, rate, rounds):
+def quadratics(folder, clients, steps, rate, rounds, own=(OWN, OWN @ OWN_WANTS)):
     """A configuration with these clients, each of equal weight, in float64."""
     table(folder / "clients.csv", clients)
-    table(folder / "server.csv", [(OWN, OWN @ OWN_WANTS)])
+    table(folder / "server.csv", [own])
     own = {"inputs": ["a", "b"], "kind": "regression", "client": "client"}
     content = {
         "version": 1,
@@ -105,6 +108,30 @@ def quadratics(folder, clients, steps, rate, rounds):
         "measure": {"local": False},
     }
     return check(content, "here", folder)
+
+
+@pytest.mark.slow
+def test_losses_of_one_distribution_agree_also_where_gradients_vanish(tmp_path):
+    """The trial ends at the minimizer of the mixture, where B^2 is 1e6 and more."""
+    draws = np.random.default_rng(3)
+    inputs = draws.normal(size=(3, 200, 2))
+    noise = 0.5 * draws.normal(size=(3, 200))
+    *clients, own = [(x, x @ WANTS + e) for x, e in zip(inputs, noise, strict=True)]
+    config = quadratics(tmp_path, clients, 1, RATE, 1, own)
+    with precision("float64"):
+        built = build(config)
+        start = built.model.init(jax.random.key(0))
+    f = mean(*(quadratic(*rows) for rows in clients))
+    matrix, vector, _ = mean(f, quadratic(*own))
+    end = jax.tree.map(
+        lambda leaf: np.linalg.solve(matrix, vector).reshape(leaf.shape), start
+    )
+    nothing = np.zeros(10)
+    one = Trial(nothing, nothing, 0.0, 0.0, 0.0, models=[start, end])
+    with precision("float64"):
+        (gap, ratio), _ = advise_module._known(config, built, {"parallel": one})
+    assert 1 <= ratio < 1.1
+    assert 0 < gap < 0.1
 
 
 def standstill(client, server, rate, steps):

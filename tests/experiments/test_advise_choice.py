@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which Mixed FL method is advised, and why."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
 from fedblend.experiments import advise as advise_module
-from fedblend.experiments.advise import METHODS, Trial, advise, choice
-from fedblend.theory.mixed_fl import Noise
+from fedblend.experiments.advise import METHODS, Trial, advise, choice, largest
+from fedblend.theory.mixed_fl import Noise, disagreement
 
 CONTENT = {
     "version": 1,
@@ -65,6 +66,34 @@ def test_wild_seeds_do_not_make_a_method_as_good_as_the_best():
     how, why = chosen(parallel=trial(0.1, 0.1, 2.2), one_way=trial(0.30, 0.30, 0.31))
     assert how == "one_way"
     assert "parallel (0.8) ends higher" in why
+
+
+def test_a_loss_that_ends_higher_does_not_look_equal_and_rounding_is_none():
+    low = {"start": 1e4 + 1.0}
+    how, why = chosen(parallel=trial(1e4 + 0.5, 1e4 + 0.5, **low),
+                      one_way=trial(1e4, 1e4, **low))  # fmt: skip
+    assert how == "one_way"
+    assert "one_way (10000) has" in why and "parallel (10000.5) ends higher" in why
+    how, why = chosen(parallel=trial(0.3 + 1e-9, 0.3 + 1e-9, start=0.3 + 1e-9),
+                      one_way=trial(0.3, 0.3, start=0.3))  # fmt: skip
+    assert how == "parallel" and "higher" not in why
+
+
+@pytest.mark.parametrize(("apart", "wanted"), [(0.01, 1.0), (2.0, 2.0)])
+def test_vanishing_gradients_say_nothing_about_disagreement(apart, wanted):
+    """Minima of 1/2 |w - m|^2 at +-apart/2, approached from 2 as far as 1e-6.
+
+    B^2 is 1 + apart^2 / 4 / w^2 at w, and would be 2.5e7 at the end of the first.
+    G^2 is a difference of numbers near 4 in float32.
+    """
+    points = jnp.asarray([2.0, 1.0, 0.05, 1e-6])[:, None]
+    found = jax.vmap(disagreement, (0, 0, None))(
+        points - apart / 2, points + apart / 2, (0.5, 0.5)
+    )
+    assert found.ratio.max() > 1e7
+    gap, ratio = largest(found)
+    assert ratio == pytest.approx(wanted, rel=1e-4)
+    assert gap == pytest.approx(apart**2 / 4, rel=0.05)
 
 
 def faked(monkeypatch, losses):

@@ -14,6 +14,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.cli import main
+from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.errors import RunError
@@ -60,6 +61,30 @@ def test_models_of_every_seed_are_those_of_the_run(blended):
             assert isinstance(found, fb.Blend)
             assert same(found, fb.trees.take(run.personal(client), replica))
     assert not same(saved.personal(1, 3), saved.personal(1, 5))
+
+
+def test_training_alone_has_no_shared_model(blended, tmp_path, capsys):
+    """A run whose folder says that clients trained alone, for all that it knows."""
+    run, table = str(tmp_path / "run"), str(tmp_path / "rows.npz")
+    shutil.copytree(blended[0], run)
+    path = tmp_path / "run" / "config.toml"
+    content = toml.read(path)
+    content["algorithm"] = TINY["algorithm"] | {"name": "local_only"}
+    path.write_text(toml.write(content))
+    rows = np.zeros((2, 64), np.float32)
+    np.savez(table, inputs=rows)
+    saved = fb.load(run)
+    assert saved.predict(rows, 0).shape == (2,)
+    line = "run: local_only trains no shared model; name a client, whose own model"
+    for call in (saved.shared, lambda: saved.predict(rows), saved.model):
+        with pytest.raises(RunError, match=line):
+            call()
+    shared = ["predict", run, table, "--shared"]
+    for command in (shared, shared[:3], ["export", run, "--shared"]):
+        assert main(command) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and line in said.err and said.err.count("\n") == 1
+    assert not (tmp_path / "run" / "exports" / "shared.safetensors").exists()
 
 
 def test_outputs_are_those_of_the_model(blended):

@@ -144,15 +144,26 @@ def feddbe_step(A, h, shift, inputs, labels, mean, kappa, rate):
     return A - rate * to_A, h - rate * to_h, shift - rate * to_shift
 
 
+def feddbe_mean(A, h, batches, rate):
+    """The initialization of a client in the authors' code, ``client.train()``.
+
+    ``global_mean`` is None: there is no penalty, and the head takes the features as
+    they are. ``running_mean`` has momentum 1.
+    """
+    running_mean = np.zeros(len(h))
+    for inputs, labels in batches:
+        running_mean = 0.0 * running_mean + 1.0 * (inputs @ A.T).mean(axis=0)
+        none = np.zeros(len(h))
+        A, h, _ = feddbe_step(A, h, none, inputs, labels, none, 0.0, rate)
+    return running_mean
+
+
 def feddbe(rows, A, h, cohorts, rate, steps, kappa):
     """Zhang et al. 2023, Algorithm 1, with momentum 1: A, h, all shifts, the mean."""
     total, mean = sum(len(labels) for _, labels in rows), np.zeros(len(h))
-    for inputs, labels in rows:  # the initialization, without the penalty
-        own = A, h, np.zeros(len(h))
-        for _ in range(steps):
-            own = feddbe_step(*own, inputs, labels, mean, 0.0, rate)
-        for x in inputs:
-            mean = mean + own[0] @ x / total
+    for inputs, labels in rows:
+        batches = [(inputs, labels)] * steps
+        mean = mean + len(labels) / total * feddbe_mean(A, h, batches, rate)
     shifts = np.zeros((len(rows), len(h)))
     for cohort in cohorts:
         weight = sum(len(rows[i][1]) for i in cohort)
@@ -174,18 +185,23 @@ def softmax(scores):
     return [power / sum(powers) for power in powers]
 
 
-def nearest(x, inputs, labels, classes, k):
-    """Marfoq et al. 2022, eq. (8): what the k nearest rows say, Phi being a matrix."""
-    away = [np.sqrt(((x - other) ** 2).sum()) for other in inputs]
+def nearest(x, inputs, labels, classes, k, scale):
+    """Marfoq et al. 2022, eq. (8), with the kernel of the authors' code.
+
+    Its distances are those of an ``IndexFlatL2``, that is squared ones, and its
+    ``similarities = np.exp(-distances / (features_dimension * scale))``.
+    """
+    away = [((x - other) ** 2).sum() for other in inputs]
     order = sorted(range(len(inputs)), key=lambda row: away[row])[:k]
+    similar = [np.exp(-distance / (len(x) * scale)) for distance in away]
     chances = [
-        sum(np.exp(-away[row]) for row in order if labels[row] == one)
+        sum(similar[row] for row in order if labels[row] == one)
         for one in range(classes)
     ]
     return [chance / sum(chances) for chance in chances]
 
 
-def knn_per(rows, new, body, head, lams, held_out, k):
+def knn_per(rows, new, body, head, lams, held_out, k, scale=1.0):
     """Marfoq et al. 2022, eq. (9): the chosen lam, and probabilities at new inputs.
 
     The features are ``inputs @ body``, the scores ``features @ head``. The first rows
@@ -196,7 +212,7 @@ def knn_per(rows, new, body, head, lams, held_out, k):
 
     def chances(lam, x, memory):
         known, votes = memory
-        ours, own = softmax(x @ head), nearest(x, known, votes, classes, k)
+        ours, own = softmax(x @ head), nearest(x, known, votes, classes, k, scale)
         return [(1 - lam) * a + lam * b for a, b in zip(ours, own, strict=True)]
 
     best, least = 0.0, np.inf

@@ -72,7 +72,8 @@ def test_disagreement_by_its_formulas():
         found = mixed_fl.disagreement(
             jnp.asarray(federated), jnp.asarray(central), weights
         )
-        np.testing.assert_allclose(found, (apart - whole, apart / whole), rtol=1e-12)
+        wanted = apart - whole, apart / whole, whole
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
 def test_noise_is_the_variance_of_rows(problem):

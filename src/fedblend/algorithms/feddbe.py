@@ -15,15 +15,17 @@ all, ``m``. A round, for every client i of the cohort::
     personal_i = shared with shift_i
 
 ``m`` comes by enrollment, and never changes: each client trains for one round alone,
-without penalty, and sends the mean of its features; m is their mean, and the server
-sends it along with every message. With ``kappa = 0`` this is FedSim with the shift as
+without penalty and at the shift of the start, and sends the mean of its features in the
+last batch, before the step on it. m is the mean over clients, and the server sends it
+along with every message. With ``kappa = 0`` this is FedSim with the shift as
 its personal part. The shift of features is a bias of the last layer for a linear one.
 
 Where this differs from the paper: clients count equally unless the run sets other
 weights. kappa is half of that in its authors' code, as far as copies of it show, whose
 penalty has a factor 1/2. Its running mean of features, with momentum mu, is
 here that of the batch, mu = 1, which the paper uses for its CNN. The mean over entries
-in place of their sum is that of its authors' code.
+in place of their sum is that of its authors' code, and so is the enrollment: at mu = 1
+its running mean is the last batch's.
 
 Reference: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, "Eliminating domain bias for
 federated learning in representation space", NeurIPS 2023, arXiv:2311.14975.
@@ -31,6 +33,7 @@ federated learning in representation space", NeurIPS 2023, arXiv:2311.14975.
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedblend import trees
 from fedblend.algorithms.partial import partial
@@ -38,13 +41,15 @@ from fedblend.batches import everything
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, Batch, Loss, Up
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend
+from fedblend.local import WORK, Work, descend, planned, resolve
 from fedblend.losses import gradient, objective
 from fedblend.mixing import Apply
 from fedblend.models.shifted import Shifted
 from fedblend.registry import STEP_BY_STEP, algorithm
 
 SHIFT = ("shift",)
+PARTS = "model", "mean"
+"""What enrollment moves."""
 
 
 def own_shift(loss: Loss, work: Work) -> Algorithm:
@@ -95,9 +100,21 @@ def feddbe(loss: Loss, work: Work, *, features: Apply, kappa: float = 1.0) -> Al
             allowed = "one with shifted features, fb.models.shifted(model, shape)"
             said = "a model without shift"
             raise UserError("feddbe: params", params, allowed, said)
-        trained, _ = descend(gradient(loss), params, shard, key, work=work)
+
+        def direction(here, batch):
+            own = params._replace(model=here[0])
+            found = mean_features(own, batch)
+            return gradient(loss)(own, batch).model, found - here[1]
+
+        # The optimizer moves the model; the mean moves all the way to the batch's.
+        rule = resolve(work.optimizer, 0, planned(shard, work)[0])
+        rules = optax.partition({"model": rule, "mean": optax.identity()}, PARTS)
+        own_work = work._replace(optimizer=rules)
+        shape = jax.eval_shape(mean_features, params, everything(shard))
+        first = params.model, jnp.zeros_like(shape)
+        (_, mean), _ = descend(direction, first, shard, key, work=own_work)
         _, state = inner.enroll(params, shard, key)
-        return mean_features(trained, everything(shard)), state
+        return mean, state
 
     def start(params, joins, central, key):
         down, server = inner.start(params, joins, central, key)

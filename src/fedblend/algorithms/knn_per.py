@@ -14,7 +14,10 @@ client beyond the shared model, and nothing more is sent.
 Where this differs from the paper: the held-out rows are a part of the training rows
 that does not vote while alpha_i is chosen, and votes after it; a client without any
 deploys the shared model. alpha_i is never 0, so that a class that no neighbor has keeps
-a probability. All rows at the distance of the k-th neighbor vote.
+a probability. All rows at the distance of the k-th neighbor vote. Votes have the
+weights of the authors' code, exp(-distance^2 / (width * scale)) with the width of the
+features, at its default scale, so that wide and narrow features need no other scale.
+The paper's text has exp(-distance).
 
 Reference: Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local
 memorization", ICML 2022, arXiv:2111.09360.
@@ -25,7 +28,7 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import everything, part
-from fedblend.checks import ALGORITHM, CHANCE, COUNT, FUNCTION, Number, gate
+from fedblend.checks import ALGORITHM, CHANCE, COUNT, FUNCTION, POSITIVE, Number, gate
 from fedblend.core import Algorithm, Loss, Shard
 from fedblend.errors import UserError
 from fedblend.losses import objective
@@ -39,6 +42,7 @@ from fedblend.registry import SOLVES, algorithm
     loss=FUNCTION,
     features=FUNCTION,
     k=COUNT,
+    scale=POSITIVE,
     held_out=CHANCE,
     grid=Number(least=2, whole=True),
 )
@@ -48,6 +52,7 @@ def knn_per(
     *,
     features: Apply,
     k: int = 10,
+    scale: float = 1.0,
     held_out: float = 0.2,
     grid: int = 10,
 ) -> Algorithm:
@@ -58,6 +63,8 @@ def knn_per(
         loss: ``loss(params, rows) -> losses[rows]`` of ``models.neighbors``.
         features: ``features`` of that model; rows are inputs and labels.
         k: how many rows vote on a prediction.
+        scale: of the weights exp(-distance^2 / (width * scale)) of their votes, where
+            width is that of the features; a large one makes all k votes equal.
         held_out: fraction of a client's training rows on which alpha is chosen.
         grid: number of alphas to try, from 1/grid to 1.
 
@@ -79,7 +86,8 @@ def knn_per(
         inputs, labels = everything(shard).rows
         count = shard.count.astype(jnp.int32)
         found = features(model, inputs)
-        return Neighbors(alpha, model, found, labels, count, jnp.int32(k))
+        votes = jnp.int32(k), jnp.asarray(scale, found.dtype)
+        return Neighbors(alpha, model, found, labels, count, *votes)
 
     def personal(down, client, shard, key):
         model = algorithm.personal(down, client, shard, key)

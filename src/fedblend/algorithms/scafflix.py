@@ -59,6 +59,7 @@ from fedblend.checks import (
     gate,
 )
 from fedblend.core import Algorithm, Loss, PyTree, Up
+from fedblend.errors import UserError
 from fedblend.local import Work, descend_times, is_theory, own_rates
 from fedblend.losses import gradient
 from fedblend.mixing import MIXING, Mixing
@@ -116,6 +117,8 @@ def scafflix(
     """
     known: Any = 1.0 if smooth is None else smooth
     own = is_theory(work.optimizer)
+    if longer and not own:
+        raise UserError("scafflix: longer", longer, 'False unless rate is "theory"')
     rates = scafflix_rates(smooth, convex, longer) if own else work.optimizer
     p = 1 / COUNT("scafflix: work: steps", work.steps)
     plain = scaffnew(loss, work._replace(optimizer=1.0))

@@ -184,8 +184,8 @@ def require_assumptions(config: Config, clients: int | None = None) -> None:
     ):
         if value not in allowed:
             shown = literal(value) if isinstance(value, str | int | float) else "given"
-            wanted = "nothing" if allowed[0] is None else literal(allowed[0])
-            raise ConfigError(f"{key}: is {shown}; theory needs {wanted} there")
+            wanted = "it left out" if allowed[0] is None else literal(allowed[0])
+            raise ConfigError(f"{key}: is {shown}; theory needs {wanted}")
 
 
 def _accelerates(options: Any) -> bool:

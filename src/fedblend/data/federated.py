@@ -19,6 +19,7 @@ from fedblend.data.dataset import DataError, generator
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.preprocess.schema import Encoded, Schema
 from fedblend.data.preprocess.statistics import fit_encoded
+from fedblend.data.row_numbers import PARTITION, require_one_owner, row_numbers
 from fedblend.errors import UserError
 
 
@@ -254,7 +255,7 @@ def shard_of(rows: PyTree) -> Shard:
     return Shards(rows, np.array([0]), np.array([count])).shard(0)
 
 
-@gate(validation=PART, test=PART, seed=WHOLE)
+@gate(partition=PARTITION, validation=PART, test=PART, seed=WHOLE, split=WHOLE)
 def federate(
     rows: PyTree,
     partition: Iterable[np.ndarray],
@@ -272,12 +273,13 @@ def federate(
     Args:
         rows: a tree of arrays over all rows, such as ``(inputs, labels)``.
         partition: for every client, the numbers of its rows; a ``Partition``, or any
-            list of arrays.
+            list of arrays. A row belongs to one client at most.
         validation: fraction of every client's rows held out for validation.
         test: fraction held out for testing; at least one row where it is not zero
             and the client has three or more.
         test_rows: rows of a separate test set, with ``test_partition``.
-        test_partition: each client's rows of the separate test set.
+        test_partition: each client's rows of the separate test set; several clients may
+            have the same.
         names: the clients' own names; by default those of the ``Partition``.
         seed: of the shuffle of each client's rows.
         split: another number shuffles the rows of each client anew, and holds out as
@@ -292,22 +294,34 @@ def federate(
         raise UserError(
             "federate: validation + test", validation + test, "below 1, to train on"
         )
+    if (test_rows is None) != (test_partition is None):
+        raise DataError("federate: test_rows and test_partition need each other")
+    names = tuple(str(name) for name in names or getattr(partition, "names", ()))
+    parts = row_numbers("federate: partition", partition, rows)
+    require_one_owner("federate: partition", parts)
+    if len(names) not in (0, len(parts)):
+        allowed = f"one name for each of the {len(parts)} clients"
+        raise UserError("federate: names", names, allowed)
     pieces = [
         held_out(
             index, client, validation=validation, test=test, seed=seed, split=split
         )
-        for client, index in enumerate(partition)
+        for client, index in enumerate(parts)
     ]
     train_index, validation_index, test_index = zip(*pieces, strict=True)
     if test_partition is not None:
-        tested = gather(test_rows, test_partition)
+        own = row_numbers("federate: test_partition", test_partition, test_rows)
+        if len(own) != len(parts):
+            allowed = f"of the {len(parts)} clients of partition"
+            raise UserError("federate: test_partition", len(own), allowed)
+        tested = gather(test_rows, own)
     else:
         tested = gather(rows, test_index) if test else None
     return FederatedData(
         train=gather(rows, train_index),
         validation=gather(rows, validation_index) if validation else None,
         test=tested,
-        names=tuple(str(name) for name in names or getattr(partition, "names", ())),
+        names=names,
     )
 
 

@@ -33,7 +33,7 @@ from fedblend.metrics import mean_loss
 from fedblend.simulation.sampling import weights_of
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import mixed_fl as theory
-from fedblend.theory.mixed_fl import Noise
+from fedblend.theory.mixed_fl import Disagreement, Noise
 from fedblend.trees import precision
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -47,6 +47,11 @@ DOUBT = 0.05
 """The fraction of what training gained that chance may hide."""
 NEGLIGIBLE = 1e-4
 """The fraction of what training gained that is negligible."""
+ROUNDING = 1e-6
+"""The fraction of a loss that is rounding of float32."""
+STEEP = 0.01
+"""B^2 is that of models at which the squared norm of the mixture's gradient is at least
+this fraction of its largest. At a minimum it is 0, and B^2 is rounding and chance."""
 
 
 class Trial(NamedTuple):
@@ -63,7 +68,7 @@ class Trial(NamedTuple):
     failed: str = ""
     """Why there is no loss."""
     models: Sequence[PyTree] = ()
-    """Models of the first seed during training."""
+    """Models of the first seed, at the start and during training."""
 
 
 class Advice(NamedTuple):
@@ -73,7 +78,7 @@ class Advice(NamedTuple):
     gap: float
     """G^2, the largest during training."""
     ratio: float
-    """B^2, the largest during training."""
+    """B^2, the largest during training where gradients are large; see ``STEEP``."""
     noise: Noise
     how: str
     why: str
@@ -139,11 +144,23 @@ def choice(
     def alike(how: str) -> bool:
         gap = known[how].loss - known[best].loss
         doubt = 2 * gap.std(ddof=1) / np.sqrt(len(gap))
-        allowed = max(min(doubt, DOUBT * gained), NEGLIGIBLE * gained)
+        rounding = ROUNDING * abs(known[best].loss.mean())
+        allowed = max(min(doubt, DOUBT * gained), NEGLIGIBLE * gained, rounding)
         return bool(gap.mean() <= allowed)
 
     how = next(name for name in METHODS if name in known and alike(name))
-    named = {name: f"{name} ({one.loss.mean():.4g})" for name, one in known.items()}
+    levels = {name: float(one.loss.mean()) for name, one in known.items()}
+    # As many digits as tell the best loss from those that are worse.
+    digits = next(
+        number
+        for number in range(4, 18)
+        if all(
+            f"{level:.{number}g}" != f"{levels[best]:.{number}g}"
+            for name, level in levels.items()
+            if not alike(name)
+        )
+    )
+    named = {name: f"{name} ({level:.{digits}g})" for name, level in levels.items()}
     same = [named[name] for name in known if name != how and alike(name)]
     worse = [named[name] for name in known if not alike(name)]
     parts = [f"{named[how]} has the least mixed loss"]
@@ -166,6 +183,13 @@ def choice(
             f"sigma^2 {float(noise.clients):.3g}): try a larger central.batch_size"
         )
     return how, "; ".join(parts)
+
+
+def largest(found: Disagreement) -> list[float]:
+    """The largest G^2 and B^2 of several points; see ``STEEP``."""
+    steep = found.mixed >= STEEP * found.mixed.max()
+    ratio = jnp.where(steep, found.ratio, -jnp.inf).max()
+    return [float(found.gap.max()), float(ratio)]
 
 
 def _tried(config: Config, built: Built, how: str, rounds: int) -> Trial:
@@ -223,7 +247,8 @@ def _replicas(
     blocks = iter(run)
     next(blocks)
     starts = sides()
-    models = [trees.take(run.shared, 0) for _ in blocks]
+    models = [trees.take(run.shared, 0)]
+    models += [trees.take(run.shared, 0) for _ in blocks]
     ends = sides()
     start, end = ((1 - weight) * f + weight * c for f, c in (starts, ends))
     bits = run.records[-1][0].bits_down / rounds / built.federated_data.clients
@@ -281,7 +306,7 @@ def _known(
 
     try:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
-        worst = [float(jnp.max(values)) for values in jax.lax.map(at, stacked)]
+        worst = largest(jax.lax.map(at, stacked))
         noise = theory.noise(
             built.loss,
             built.model.init(jax.random.key(0)),

@@ -131,7 +131,17 @@ class SavedRun:
         return self.portable.apply
 
     def shared(self, seed: int | None = None) -> PyTree:
-        """The shared model."""
+        """The shared model.
+
+        Raises:
+            RunError: there is none, as after training alone.
+        """
+        options = self.config.algorithm
+        if not options.entry.sends:
+            raise RunError(
+                f"{self.folder.path}: {options.name} trains no shared model; name a "
+                "client, whose own model predicts"
+            )
         path = self.folder.model(self._named(seed))
         return run_folder.read_model(path, self.portable.shapes)[0]
 

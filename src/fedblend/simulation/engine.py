@@ -19,6 +19,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import Down, Info, PyTree, Shard
+from fedblend.errors import SettingError
 from fedblend.simulation import evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
 from fedblend.simulation.chunks import Cut
@@ -67,9 +68,10 @@ class Engine(Programs):
         params = self.initial.shapes
         if self.inits is not None:
             params = jax.eval_shape(lambda tree: trees.take(tree, 0), params)
-        shapes, client, server = jax.eval_shape(
-            one_round, hyper, root, params, self.examples["train"], member, self.central
+        traced, (shapes, client, server) = jax.make_jaxpr(one_round, return_shape=True)(
+            hyper, root, params, self.examples["train"], member, self.central
         )
+        _require_use(traced.jaxpr, len(jax.tree.leaves(self.central)))
         _same("client", shapes.state, client)
         _same("server", shapes.server, server)
         return shapes
@@ -168,6 +170,16 @@ class Engine(Programs):
         if self.replicas is not None:
             each = jax.vmap(each, in_axes=(self.sweep, 1), out_axes=1)
         return each(self.over, states)
+
+
+def _require_use(traced: Any, own: int) -> None:
+    """Refuse rows of the server, the last arguments of a round, that no one reads."""
+    read = {id(var) for step in traced.eqns for var in step.invars}
+    read |= {id(var) for var in traced.outvars}
+    if own and not any(id(var) in read for var in traced.invars[-own:]):
+        raise SettingError(
+            "central", "this algorithm has no use for rows of the server; leave it out"
+        )
 
 
 def _same(function: str, before: PyTree, after: PyTree) -> None:

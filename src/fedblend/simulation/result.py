@@ -252,6 +252,8 @@ def costs(
         "seconds": sum(record.seconds for record in history),
         "compile_seconds": compile_seconds,
         "measure_seconds": measure_seconds,
+        "rounds": history[-1].round,
+        "received": sum(record.received for record in history),
         "rejected": sum(record.rejected for record in history),
         "dropped": sum(record.dropped for record in history),
         "strays": strays,
@@ -275,7 +277,10 @@ def _spread(bits: np.ndarray) -> dict[str, float]:
 
 
 def summarize(record: Record, evidence: Evidence, costs: dict[str, Any]) -> dict:
-    """A run as plain values: its last record, harmed clients, and what it cost."""
+    """A run as plain values: its last record, harmed clients, and what it cost.
+
+    The costs are those of all rounds, in place of those of the record's block.
+    """
     return {**record.row(), "harmed": harms(evidence), **costs}
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.checks import COUNT, PART, WHOLE, optional
+from fedblend.checks import ALGORITHM, COUNT, PART, WHOLE, Instance, optional
 from fedblend.core import Algorithm, Key, Needs, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
@@ -30,6 +30,8 @@ from fedblend.simulation.rounds import Settings
 from fedblend.simulation.row_store import open_rows
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
+
+SERVER_ROWS = Instance(Shard, "a Shard of the server's rows, fb.shard_of(rows)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +170,8 @@ def set_up(spec: RunSpec) -> Run:
     for one in federations:
         FEDERATED_DATA("federated_data", one)
     first, shards = federations[0], side_by_side(federations)
+    if spec.central is not None:
+        SERVER_ROWS("central", spec.central)
     rounds = WHOLE("rounds", spec.rounds)
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
     every = min(COUNT("every", block), max(rounds, 1))
@@ -192,11 +196,17 @@ def set_up(spec: RunSpec) -> Run:
         sampling=cohorts.sampling,
     )
     own_params = callable(params) and bool(key.ndim)
+    if not callable(params):
+        _check_params(params)
     initial = Engine.initially(params, key, own_params)
+    if callable(params):
+        _check_params(initial.shapes)
     each = trees.size(initial.shapes) // (len(key) if own_params else 1)
     entries = each * (replicas or 1)
     splits = _splits(spec.splits, first)
     ids = sampling.measured_ids(spec.measure_on, first.clients, key)
+    if spec.local is not None:
+        Instance(Run, "a Run of local_only")("local", spec.local)
     if spec.local is not None and not np.array_equal(spec.local.measured_ids, ids):
         raise ValueError("local: that run measured other clients than this one does")
     chunk, mesh = devices.shared_by(
@@ -262,6 +272,14 @@ def set_up(spec: RunSpec) -> Run:
     )
 
 
+def _check_params(params: PyTree) -> None:
+    """Refuse initial parameters that have no gradient."""
+    kinds = [getattr(leaf, "dtype", type(leaf)) for leaf in jax.tree.leaves(params)]
+    if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+        allowed = "a tree of arrays of floats, or a function that draws one from a key"
+        raise UserError("params", params, allowed)
+
+
 def check_key(key: Any) -> None:
     """Refuse what is no typed key, such as a number."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(
@@ -275,6 +293,8 @@ def check_key(key: Any) -> None:
 
 def _splits(asked: Sequence[str] | None, federated_data: FederatedData) -> list[str]:
     """The splits to measure on."""
+    if isinstance(asked, str):
+        raise UserError("splits", asked, "a list of names of splits")
     names = list(federated_data.splits) if asked is None else list(asked)
     for name in names:
         if name not in federated_data.splits:
@@ -299,12 +319,17 @@ def _builder(
         raise ValueError("algorithm: a builder needs `over`, the values to build for")
     build = cast(Callable[[Any], Algorithm], algorithm)
     every = [build(trees.take(over, replica)) for replica in range(replicas or 0)]
+    for one in every:
+        ALGORITHM("algorithm: what it builds", one)
     return build, every[0].needs
 
 
 def _replicas(key: Key, over: PyTree | None) -> int | None:
     """The number of replicas, or None for a plain run."""
-    sizes = {len(leaf) for leaf in jax.tree.leaves(over)}
+    leaves = jax.tree.leaves(over)
+    if over is not None and not all(np.ndim(leaf) and len(leaf) for leaf in leaves):
+        raise UserError("over", over, "a tree of arrays with an entry for each run")
+    sizes = {len(leaf) for leaf in leaves}
     if key.ndim:
         sizes.add(len(key))
     if len(sizes) > 1:

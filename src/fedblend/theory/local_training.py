@@ -284,7 +284,12 @@ def dealt_scales(clients: int, copies: int) -> tuple[float, float]:
     return eta, eta * part
 
 
-@gate(clients=COUNT, dim=COUNT, up=NOT_NEGATIVE, down=NOT_NEGATIVE)
+@gate(
+    clients=Number(least=2, whole=True),
+    dim=COUNT,
+    up=NOT_NEGATIVE,
+    down=NOT_NEGATIVE,
+)
 def cheapest_copies(
     clients: int, dim: int, *, up: float = 1.0, down: float = 1.0
 ) -> int:

@@ -8,9 +8,12 @@ With weighted gradients ``g_f = w_f grad f_f`` and ``g_c = w_c grad f_c`` at a p
     B^2 = (|g_f|^2 / w_f + |g_c|^2 / w_c) / |g_f + g_c|^2
 
 G is 0 and B is 1 where both gradients are the same; where G or B is large, parallel
-training converges slowly. sigma^2 is the variance of a client's stochastic gradient
-around the federated gradient, sigma_c^2 that of the server's around the central one.
-One-way transfer suffers from sigma_c^2, times the clients' steps.
+training converges slowly. Near a minimum of the mixture B^2 has a denominator of almost
+0, whatever the losses are: look at it where the gradient is large.
+
+sigma^2 is the variance of a client's stochastic gradient around the federated gradient,
+sigma_c^2 that of the server's around the central one. One-way transfer suffers from
+sigma_c^2, times the clients' steps.
 
 ``limit`` bounds client rate x server rate x steps x merge rate of a round, in the
 paper's rates. Clients of ``fb.mixed_fl`` descend f_f and not ``w_f f_f``: their rates,
@@ -40,10 +43,11 @@ DRAWS = 20
 
 
 class Disagreement(NamedTuple):
-    """G^2 and B^2 at a point."""
+    """G^2 and B^2 at a point, and |g_f + g_c|^2 there."""
 
     gap: jax.Array
     ratio: jax.Array
+    mixed: jax.Array
 
 
 class Noise(NamedTuple):
@@ -56,7 +60,7 @@ class Noise(NamedTuple):
 def disagreement(
     federated: PyTree, central: PyTree, weights: tuple[float, float]
 ) -> Disagreement:
-    """G^2 and B^2.
+    """G^2 and B^2, and the squared norm of the mixture's gradient.
 
     Args:
         federated: the gradient of f_f, without its weight.
@@ -65,15 +69,15 @@ def disagreement(
 
     >>> one = jnp.array([1.0, 0.0])
     >>> [float(value) for value in disagreement(one, one, (0.5, 0.5))]
-    [0.0, 1.0]
+    [0.0, 1.0, 1.0]
     >>> [float(value) for value in disagreement(one, one[::-1], (0.5, 0.5))]
-    [0.5, 2.0]
+    [0.5, 2.0, 0.5]
     """
     w_f, w_c = weights
     both = w_f * trees.squared_norm(federated) + w_c * trees.squared_norm(central)
     mixed = trees.add(trees.scale(w_f, federated), trees.scale(w_c, central))
     of_mixture = trees.squared_norm(mixed)
-    return Disagreement(both - of_mixture, both / of_mixture)
+    return Disagreement(both - of_mixture, both / of_mixture, of_mixture)
 
 
 def federated_gradient(

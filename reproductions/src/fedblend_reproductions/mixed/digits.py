@@ -92,7 +92,7 @@ def accuracies(
         rounds=rounds,
         every=rounds,
         cohort=of.cohort,
-        central=fb.shard_of(of.held),
+        central=fb.shard_of(of.held) if mixed else None,
         over=jnp.repeat(jnp.asarray(alphas, jnp.float32), seeds),
         measure={"accuracy": of.accuracy},
         splits=("validation", "test"),

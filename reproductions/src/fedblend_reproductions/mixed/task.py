@@ -270,14 +270,23 @@ def copies(task: Task) -> list[np.ndarray]:
 def with_copies(task: Task) -> Method:
     """FedAvg at the paper's rate on own and copied rows, in batches larger by 1/w_f."""
     train = task.federated_data.train
-    rows = jax.tree.map(lambda *sides: np.concatenate(sides), train.examples, task.held)
+    theirs = copies(task)
+    picked, sizes = np.concatenate(theirs), [len(one) for one in theirs]
+    rows = jax.tree.map(
+        lambda mine, held: np.concatenate([mine, np.asarray(held)[picked]]),
+        train.examples,
+        task.held,
+    )
+    places = train.total + np.arange(len(picked))
     own = [
         np.arange(start, start + count)
         for start, count in zip(train.starts, train.counts, strict=True)
     ]
     everyone = [
-        np.concatenate([mine, train.total + theirs])
-        for mine, theirs in zip(own, copies(task), strict=True)
+        np.concatenate([mine, copied])
+        for mine, copied in zip(
+            own, np.split(places, np.cumsum(sizes)[:-1]), strict=True
+        )
     ]
     test, validation = task.federated_data.test, task.federated_data.validation
     assert test is not None

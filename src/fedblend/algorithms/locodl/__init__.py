@@ -53,6 +53,7 @@ from fedblend.algorithms.locodl import server as server_half
 from fedblend.algorithms.locodl.settings import Settings
 from fedblend.checks import (
     COUNT,
+    FUNCTION,
     NOT_NEGATIVE,
     POSITIVE,
     ByClient,
@@ -67,6 +68,8 @@ from fedblend.errors import UserError
 from fedblend.local import WORK, Work, require_constant_rate
 from fedblend.registry import NewClient, algorithm
 from fedblend.transforms.mixed_fl.central_loss import Central, weighted
+
+HALVES = 0.5, 0.5
 
 
 @algorithm(theory=True, coin=True, encodes=True, new_client=NewClient(build=fedavg))
@@ -88,7 +91,7 @@ def locodl(
     convex: ByClient | None = None,
     masks: str = "own",
     central: Central | None = None,
-    weights: tuple[float, float] = (0.5, 0.5),
+    weights: tuple[float, float] | None = None,
 ) -> Algorithm:
     """Local steps with duals and compressed differences, by a common coin.
 
@@ -106,7 +109,8 @@ def locodl(
         masks: "own" for entries of each client's own; "one" for the same of all, with
             ``rand_k`` only.
         central: gradient of the server's loss, from ``central_loss``.
-        weights: w_f and w_c, of the clients' and the server's loss; they sum to 1.
+        weights: w_f and w_c, of the clients' and the server's loss; they sum to 1. None
+            for a half each. Only with ``central``.
     """
     require_constant_rate("locodl: work", work)
     rate = POSITIVE("locodl: work: optimizer", work.optimizer)
@@ -117,9 +121,13 @@ def locodl(
     if central is None and moved == 0:
         allowed = "above 0, as a problem without a central loss needs"
         raise UserError("locodl: moved", moved, allowed)
-    g = None if central is None else weighted(central, weights)
+    if central is None and weights is not None:
+        allowed = "left out where there is no central loss, whose weight it has"
+        raise UserError("locodl: weights", weights, allowed)
+    if central is not None:
+        central = weighted(FUNCTION("locodl: central", central), weights or HALVES)
     settings = Settings(
-        loss, work, rate, p, compressor, clients, moved, convex, masks, g
+        loss, work, rate, p, compressor, clients, moved, convex, masks, central
     )
     needs = Needs(
         everyone=True,

@@ -133,7 +133,8 @@ class Options(LocalWork):
                 raise SettingError("steps", why)
             known = known.model_copy(update={"steps": 1})
         try:
-            known.with_theory(1.0, 0.0).build(**PLACEHOLDERS)
+            rate = "theory" if self.entry.own_rates else 1.0
+            known.with_theory(rate, 0.0).build(**PLACEHOLDERS)
         except UserError as error:
             raise SettingError(self._key(error.key), error.why) from None
         return self
@@ -149,9 +150,13 @@ class Options(LocalWork):
         return self.model_copy(update=update)
 
     def _key(self, argument: str) -> str:
-        """The key of this table for an argument such as "apfl: work: steps"."""
+        """The key of this table for an argument such as "apfl: work: steps".
+
+        That of a table inside, such as "rand_k: k", begins with the key of that table.
+        """
         keys = self.entry.keys
-        parts = argument.split(": ")[1:]
+        name, *parts = argument.split(": ")
+        parts = [key for key, of in self if getattr(of, "name", None) == name] + parts
         if parts[:1] == ["work"] and "work" not in keys:
             parts = parts[1:]
         if parts == ["optimizer"] and self.rate is not None:
