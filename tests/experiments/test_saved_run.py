@@ -14,7 +14,6 @@ import pytest
 
 import fedblend as fb
 from fedblend.cli import main
-from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.errors import RunError
@@ -64,18 +63,18 @@ def test_models_of_every_seed_are_those_of_the_run(blended):
 
 
 def test_training_alone_has_no_shared_model(blended, tmp_path, capsys):
-    """A run whose folder says that clients trained alone, for all that it knows."""
+    """A run whose folder says that no client sent anything."""
     run, table = str(tmp_path / "run"), str(tmp_path / "rows.npz")
     shutil.copytree(blended[0], run)
-    path = tmp_path / "run" / "config.toml"
-    content = toml.read(path)
-    content["algorithm"] = TINY["algorithm"] | {"name": "local_only"}
-    path.write_text(toml.write(content))
+    path = tmp_path / "run" / "summary.json"
+    content = json.loads(path.read_text())
+    content["runs"][0]["bits"]["up"] = 0
+    path.write_text(json.dumps(content))
     rows = np.zeros((2, 64), np.float32)
     np.savez(table, inputs=rows)
     saved = fb.load(run)
     assert saved.predict(rows, 0).shape == (2,)
-    line = "run: local_only trains no shared model; name a client, whose own model"
+    line = "run: no client sent anything, so there is no shared model; name a client"
     for call in (saved.shared, lambda: saved.predict(rows), saved.model):
         with pytest.raises(RunError, match=line):
             call()

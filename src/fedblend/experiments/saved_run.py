@@ -136,11 +136,10 @@ class SavedRun:
         Raises:
             RunError: there is none, as after training alone.
         """
-        options = self.config.algorithm
-        if not options.entry.sends:
+        if not self.summary["runs"][0]["bits"]["up"]:
             raise RunError(
-                f"{self.folder.path}: {options.name} trains no shared model; name a "
-                "client, whose own model predicts"
+                f"{self.folder.path}: no client sent anything, so there is no shared "
+                "model; name a client, whose own model predicts"
             )
         path = self.folder.model(self._named(seed))
         return run_folder.read_model(path, self.portable.shapes)[0]

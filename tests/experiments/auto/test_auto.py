@@ -169,6 +169,10 @@ def test_models_of_clients_are_there(interrupted):
     rows = {name: values[:5] for name, values in columns().items()}
     assert set(found.predict(rows, client="site 3")) <= {"yes", "no"}
     assert "Deploy FedAvg" in repr(found)
+    with pytest.raises(InputError, match="there is no shared model"):
+        found.run("local_only").predict(rows, shared=True)
+    with pytest.raises(InputError, match="'flix' has no run; there is fedavg"):
+        found.run("flix")
 
 
 @pytest.mark.parametrize(
