@@ -109,7 +109,7 @@ def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
         def at(vector):
             return value(trees.unravel(vector, layout))
 
-        direction = _solve(jax.hessian(at)(point), down)
+        direction = jnp.linalg.solve(jax.hessian(at)(point), down)
         lengths = 0.5 ** jnp.arange(20, dtype=point.dtype)
         tries = jax.vmap(lambda length: at(point - length * direction))(lengths)
         # The longest step that lowers the loss by a fair part of what is promised.
@@ -118,16 +118,6 @@ def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
         return trees.unravel(point - lengths[best] * direction, layout), state
 
     return _descent(loss, lambda params: (), step, tolerance, most)
-
-
-@jax.custom_batching.sequential_vmap
-def _solve(matrix: jax.Array, vector: jax.Array) -> jax.Array:
-    """The solution of a linear system, one client after the other.
-
-    On a CPU, jaxlib decomposes a batch of matrices in parts that wait for each other in
-    XLA's threads, of which there may be no more than devices: it would wait forever.
-    """
-    return jnp.linalg.solve(matrix, vector)
 
 
 def _descent(
