@@ -178,40 +178,6 @@ def test_a_cpu_has_a_device_for_each_core_it_may_use(monkeypatch):
         cores.wanted()
 
 
-NEWTON = """
-import fedblend as fb  # before JAX, whose devices it sets
-import jax, jax.numpy as jnp, numpy as np
-
-jax.config.update("jax_enable_x64", True)
-rows = np.random.default_rng(0).normal(size=(400, 123))
-data = fb.federate((rows, rows[:, 0] > 0), np.split(np.arange(400), 20))
-model = fb.models.build("logistic", (123,), 1, dtype=jnp.float64)
-loss = fb.losses.l2(fb.losses.logistic(model.apply), 0.01)
-work = fb.Work(0.1, steps=1, batch_size=None)
-method = fb.flix(
-    loss, lambda loss: fb.fedavg(loss, work), alpha=0.5, local=fb.solvers.newton(loss)
-)
-init = model.init(jax.random.key(0))
-run = fb.simulate(method, init, data, jax.random.key(0), rounds=1).complete()
-print(len(jax.devices()), run.info()["local_model_gradient_norm"].max())
-"""
-
-
-def test_matrices_are_decomposed_where_threads_are_as_few_as_devices():
-    """A batch of them at once waited forever for a third thread."""
-    own = {"FEDBLEND_DEVICES": "2", "NPROC": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", NEWTON],
-        env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    number, norm = done.stdout.split() or pytest.fail(done.stderr[-2000:])
-    assert number == "2"
-    assert float(norm) < 1e-6
-
-
 NOISY = """
 import fedblend as fb  # before JAX, whose devices it sets
 import jax, jax.numpy as jnp, numpy as np
