@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedblend import cores
+from fedblend.errors import UserError
 from fedblend.simulation import aggregators, devices
 from fedblend.simulation.chunks import Cut, chunk_size
 
@@ -174,8 +175,19 @@ def test_a_cpu_has_a_device_for_each_core_it_may_use(monkeypatch):
     monkeypatch.delenv("FEDBLEND_DEVICES")
     assert cores.wanted() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("FEDBLEND_DEVICES", "none")
-    with pytest.raises(ValueError, match="FEDBLEND_DEVICES: 'none' is not a whole"):
-        cores.wanted()
+    with pytest.raises(UserError, match="FEDBLEND_DEVICES: 'none' is not a whole"):
+        devices.usable(None)
+
+
+def test_a_wrong_number_of_devices_is_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "fedblend", "list"],
+        env={**os.environ, "FEDBLEND_DEVICES": "zero"},
+        capture_output=True,
+        text=True,
+    )
+    line = "error: FEDBLEND_DEVICES: 'zero' is not a whole number of at least 1\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 NOISY = """
