@@ -18,11 +18,23 @@ from typing import Any
 
 import jax
 
-RANKS = dict.fromkeys(
-    "cholesky eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur "
-    "svd triangular_solve tridiagonal".split(),
-    2,
-) | {"tridiagonal_solve": 1}
+RANKS = {
+    "cholesky": 2,
+    "eig": 2,
+    "eigh": 2,
+    "geqp3": 2,
+    "geqrf": 2,
+    "hessenberg": 2,
+    "householder_product": 2,
+    "lu": 2,
+    "ormqr": 2,
+    "qr": 2,
+    "schur": 2,
+    "svd": 2,
+    "triangular_solve": 2,
+    "tridiagonal": 2,
+    "tridiagonal_solve": 1,
+}
 """Primitives that jaxlib shares among threads: the axes of one matrix (or diagonal)."""
 TOGETHER = 2**12
 """Cubes of rows in a small batch. jaxlib counts at most 30 operations for each, and
@@ -78,6 +90,6 @@ def _in_turns(step: Any) -> Any:
         found = jax.lax.map(one, rows, batch_size=most)
         return jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), found)
 
-    given = [jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype) for one in step.invars]
+    given = [jax.ShapeDtypeStruct(of.aval.shape, of.aval.dtype) for of in step.invars]
     (call,) = jax.make_jaxpr(loop)(*given).eqns
     return call.replace(invars=step.invars, outvars=step.outvars)

@@ -25,6 +25,7 @@ from fedblend.simulation.chunks import Cut
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.programs import Program, Programs, Spread
 from fedblend.simulation.rounds import Members, Shapes
+from fedblend.simulation.watch import Watch
 
 
 class Engine(Programs):
@@ -74,12 +75,11 @@ class Engine(Programs):
         _same("server", shapes.server, server)
         return shapes
 
-    @property
-    def name(self) -> str:
-        """The function that made the algorithm's client, such as "flix"."""
+    def watch(self) -> Watch:
+        """A watch that names the function that made the client, such as "flix"."""
         hyper = None if self.sweep is None else trees.take(self.over, 0)
         client = self.settings.build(hyper).client
-        return getattr(client, "__qualname__", "algorithm").split(".")[0]
+        return Watch(getattr(client, "__qualname__", "algorithm").split(".")[0])
 
     def enroll(
         self, members: Members, train: PyTree, cut: Cut

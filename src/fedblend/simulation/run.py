@@ -31,7 +31,6 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.sampling import Cohorts
-from fedblend.simulation.watch import Watch
 
 
 class Run(Results):
@@ -84,11 +83,11 @@ class Run(Results):
 
     def __iter__(self) -> Iterator[Any]:
         """Go on from where the run is, a record after each block."""
-        with Watch(self._engine.name) as watch:
+        with self._engine.watch() as watch:
             while self.down is None or self.round < self.rounds:
                 watch.after = [self.round]
                 self._begin() if self.down is None else self._advance()
-                watch.after = None
+                watch.after = []
                 yield self.records[-1]
 
     def complete(self) -> "Run":

@@ -25,12 +25,12 @@ class Watch:
     A program that is slow uses CPU time, and gets no warning. A host that waits for a
     GPU, or for another process, uses none: they are not watched.
 
-    ``after`` is the round after which the program waits: a new object for each block,
-    None between blocks.
+    ``after`` has the round after which the program waits: a new list for each block,
+    an empty one between blocks.
     """
 
     def __init__(self, algorithm: str):
-        self.after: Any = None
+        self.after: list[int] = []
         self._algorithm, self._ended = algorithm, threading.Event()
 
     def __enter__(self) -> "Watch":
@@ -42,18 +42,19 @@ class Watch:
         self._ended.set()
 
     def _look(self) -> None:
-        idle, after, used = 0, None, 0.0
-        pause = SECONDS / LOOKS
-        while not self._ended.wait(pause):
+        idle, used, pause = 0, 0.0, SECONDS / LOOKS
+        after: list[int] = []
+        while idle < LOOKS:
+            if self._ended.wait(pause):
+                return
             before, since = after, used
             after, used = self.after, time.process_time()
-            waits = after is not None and after is before
+            waits = after and after is before
             idle = idle + 1 if waits and used - since < IDLE * pause else 0
-            if idle == LOOKS:
-                return warnings.warn(
-                    f"{self._algorithm}: no progress for {SECONDS:g} s after round "
-                    f"{after[0]}, and no CPU time used: threads of XLA may wait for "
-                    "each other; stop the run, and try devices=1 or the environment "
-                    "variable PJRT_NPROC=16",
-                    stacklevel=1,
-                )
+        (number,) = after
+        warnings.warn(
+            f"{self._algorithm}: no progress for {SECONDS:g} s after round {number}, "
+            "and no CPU time used: threads of XLA may wait for each other; stop the "
+            "run, and try devices=1 or the environment variable PJRT_NPROC=16",
+            stacklevel=1,
+        )
