@@ -24,7 +24,9 @@ def wanted() -> int:
     if not said:
         return len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1
     if not said.isdecimal() or int(said) < 1:
-        raise ValueError(f"{VARIABLE}: {said!r} is not a whole number of at least 1")
+        from fedblend.errors import UserError  # NumPy takes its time
+
+        raise UserError(VARIABLE, said, "a whole number of at least 1")
     return int(said)
 
 
@@ -32,12 +34,18 @@ _LINUX = hasattr(os, "sched_getaffinity")
 
 
 def set_up() -> None:
-    """Have JAX make these devices when it starts, if nobody has told it a number."""
+    """Have JAX make these devices when it starts, if nobody has told it a number.
+
+    Importing fedblend never fails: a number that is wrong is refused where it is used.
+    """
     global _missed
     told = "JAX_NUM_CPU_DEVICES" in os.environ and VARIABLE not in os.environ
     if told or FLAG in os.environ.get("XLA_FLAGS", ""):
         return
-    number, jax = wanted(), sys.modules.get("jax")
+    try:
+        number, jax = wanted(), sys.modules.get("jax")
+    except ValueError:
+        return
     if jax is None:
         os.environ["JAX_NUM_CPU_DEVICES"] = str(number)
     elif jax.config.jax_num_cpu_devices < 1:

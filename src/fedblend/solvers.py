@@ -124,14 +124,9 @@ def newton_step(value: Callable[[jax.Array], jax.Array], point: jax.Array) -> ja
     return point - lengths[best] * direction
 
 
-@jax.custom_batching.sequential_vmap
 def solve_system(matrix: jax.Array, vector: jax.Array) -> jax.Array:
-    """The solution of a linear system, one client after the other.
-
-    On a CPU, jaxlib decomposes a batch of matrices in parts that wait for each other in
-    XLA's threads, of which there may be no more than devices: it would wait forever.
-    """
-    wide = jnp.promote_types(matrix.dtype, jnp.float32)  # LAPACK has no half precision
+    """The solution of a linear system, which LAPACK does not find in half precision."""
+    wide = jnp.promote_types(matrix.dtype, jnp.float32)
     found = jnp.linalg.solve(matrix.astype(wide), vector.astype(wide))
     return found.astype(vector.dtype)
 

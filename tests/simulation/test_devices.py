@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedblend import cores
+from fedblend.errors import UserError
 from fedblend.simulation import aggregators, devices
 from fedblend.simulation.chunks import Cut, chunk_size
 
@@ -174,42 +175,19 @@ def test_a_cpu_has_a_device_for_each_core_it_may_use(monkeypatch):
     monkeypatch.delenv("FEDBLEND_DEVICES")
     assert cores.wanted() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("FEDBLEND_DEVICES", "none")
-    with pytest.raises(ValueError, match="FEDBLEND_DEVICES: 'none' is not a whole"):
-        cores.wanted()
+    with pytest.raises(UserError, match="FEDBLEND_DEVICES: 'none' is not a whole"):
+        devices.usable(None)
 
 
-NEWTON = """
-import fedblend as fb  # before JAX, whose devices it sets
-import jax, jax.numpy as jnp, numpy as np
-
-jax.config.update("jax_enable_x64", True)
-rows = np.random.default_rng(0).normal(size=(400, 123))
-data = fb.federate((rows, rows[:, 0] > 0), np.split(np.arange(400), 20))
-model = fb.models.build("logistic", (123,), 1, dtype=jnp.float64)
-loss = fb.losses.l2(fb.losses.logistic(model.apply), 0.01)
-work = fb.Work(0.1, steps=1, batch_size=None)
-method = fb.flix(
-    loss, lambda loss: fb.fedavg(loss, work), alpha=0.5, local=fb.solvers.newton(loss)
-)
-init = model.init(jax.random.key(0))
-run = fb.simulate(method, init, data, jax.random.key(0), rounds=1).complete()
-print(len(jax.devices()), run.info()["local_model_gradient_norm"].max())
-"""
-
-
-def test_matrices_are_decomposed_where_threads_are_as_few_as_devices():
-    """A batch of them at once waited forever for a third thread."""
-    own = {"FEDBLEND_DEVICES": "2", "NPROC": "2"}
+def test_a_wrong_number_of_devices_is_one_line():
     done = subprocess.run(
-        [sys.executable, "-c", NEWTON],
-        env={**os.environ, **own},
+        [sys.executable, "-m", "fedblend", "list"],
+        env={**os.environ, "FEDBLEND_DEVICES": "zero"},
         capture_output=True,
         text=True,
-        timeout=120,
     )
-    number, norm = done.stdout.split() or pytest.fail(done.stderr[-2000:])
-    assert number == "2"
-    assert float(norm) < 1e-6
+    line = "error: FEDBLEND_DEVICES: 'zero' is not a whole number of at least 1\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 NOISY = """

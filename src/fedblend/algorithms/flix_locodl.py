@@ -19,7 +19,8 @@ learning with local training and compression", ICLR 2025, arXiv:2403.04348.
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
+import jax
+import numpy as np
 
 from fedblend import mixing
 from fedblend.algorithms.flix import flix
@@ -88,7 +89,7 @@ def flix_locodl(
         smooth: L_i, for the weights of x_avg; None where they are unknown.
         convex: mu_i, for ``moved``; likewise.
     """
-    mixed = None if convex is None else jnp.asarray(alpha) ** 2 * jnp.asarray(convex)
+    mixed = None if convex is None else _array(alpha) ** 2 * _array(convex)
     method = partial(
         locodl,
         work=work,
@@ -100,3 +101,13 @@ def flix_locodl(
     )
     known: Any = 1.0 if smooth is None else smooth
     return flix(loss, method, alpha=alpha, local=personal, smooth=known, mix=mix)
+
+
+def _array(value: ByClient) -> np.ndarray | jax.Array:
+    """The numbers as JAX would round them, in NumPy.
+
+    Reading a configuration builds the algorithm, and must not start JAX's devices.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    return np.asarray(value, jax.dtypes.canonicalize_dtype(float))

@@ -41,6 +41,7 @@ def beside_host() -> bool:
 def usable(most: int | None) -> Sequence[Any]:
     """The devices a run may use, at most so many."""
     if jax.default_backend() == "cpu":
+        cores.wanted()
         cores.warn_once()
     return jax.devices()[:most]
 

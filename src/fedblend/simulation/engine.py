@@ -26,6 +26,7 @@ from fedblend.simulation.chunks import Cut
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.programs import Program, Programs, Spread
 from fedblend.simulation.rounds import Members, Shapes
+from fedblend.simulation.watch import Watch
 
 
 class Engine(Programs):
@@ -75,6 +76,12 @@ class Engine(Programs):
         _same("client", shapes.state, client)
         _same("server", shapes.server, server)
         return shapes
+
+    def watch(self) -> Watch:
+        """A watch that names the function that made the client, such as "flix"."""
+        hyper = None if self.sweep is None else trees.take(self.over, 0)
+        client = self.settings.build(hyper).client
+        return Watch(getattr(client, "__qualname__", "algorithm").split(".")[0])
 
     def enroll(
         self, members: Members, train: PyTree, cut: Cut

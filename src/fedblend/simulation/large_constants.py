@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from fedblend.simulation.decompositions import in_small_batches
+
 LARGE = 2**16
 """Bytes from which on a constant becomes an argument."""
 
@@ -60,7 +62,7 @@ def lower(
             places in ``arguments``.
     """
     function, constants = _lifted(traced)
-    if not constants:
+    if function is None:
         return Lowered(traced.lower())
     donated = tuple(1 + one for one in jit_options.pop("donate_argnums", ()))
     jitted = jax.jit(function, donate_argnums=donated, **jit_options)
@@ -82,7 +84,7 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
         arguments = jax.tree.unflatten(structure, shapes)
         jitted = jax.jit(function, static_argnums=tuple(range(static)))
         lifted, constants = _lifted(jitted.trace(*fixed, *arguments))
-        if not constants:
+        if lifted is None:
             return partial(jitted, *fixed)  # it is traced already
         return partial(jax.jit(lifted), constants)
 
@@ -103,16 +105,24 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
 
 
-def _lifted(traced: Any) -> tuple[Callable[..., Any], tuple[jax.Array, ...]]:
-    """The function of (constants, *arguments), and its large constants."""
+def _lifted(traced: Any) -> tuple[Callable[..., Any] | None, tuple[jax.Array, ...]]:
+    """The function of (constants, *arguments), and its large constants.
+
+    None where nothing is to be changed. On a CPU large batches of decompositions are
+    (``decompositions``).
+    """
     program = traced.jaxpr
     large = [place for place, one in enumerate(program.consts) if one.nbytes >= LARGE]
+    on_cpu = jax.default_backend() == "cpu"
+    inner = in_small_batches(program.jaxpr) if on_cpu else program.jaxpr
+    if not large and inner is program.jaxpr:
+        return None, ()
 
     def function(constants, *arguments):
         every = list(program.consts)
         for place, constant in zip(large, constants, strict=True):
             every[place] = constant
-        compute = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, every))
+        compute = jaxpr_as_fun(ClosedJaxpr(inner, every))
         found = compute(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(traced.out_tree, found)
 

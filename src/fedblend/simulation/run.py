@@ -84,12 +84,12 @@ class Run(Results):
 
     def __iter__(self) -> Iterator[Any]:
         """Go on from where the run is, a record after each block."""
-        if self.down is None:
-            self._begin()
-            yield self.records[-1]
-        while self.round < self.rounds:
-            self._advance()
-            yield self.records[-1]
+        with self._engine.watch() as watch:
+            while self.down is None or self.round < self.rounds:
+                watch.after = [self.round]
+                self._begin() if self.down is None else self._advance()
+                watch.after = []
+                yield self.records[-1]
 
     def complete(self) -> "Run":
         """Run to the end."""
