@@ -103,6 +103,11 @@ def squared_error(apply: Apply) -> Loss:
     return _of_outputs(apply, losses)
 
 
+def divide(loss: Loss, number: float) -> Loss:
+    """``loss / number``, such as a squared error in another unit."""
+    return lambda params, rows: loss(params, rows) / number
+
+
 @gate(loss=FUNCTION, strength=NOT_NEGATIVE)
 def l2(loss: Loss, strength: float) -> Loss:
     """``loss + strength/2 |params|^2``, over all parameters, intercepts too.

@@ -102,32 +102,38 @@ def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
     """
 
     def step(grad, here, state, shard, value):
-        del shard
+        del grad, shard
         point, layout = trees.ravel(here)
-        down, _ = trees.ravel(grad)
-
-        def at(vector):
-            return value(trees.unravel(vector, layout))
-
-        direction = _solve(jax.hessian(at)(point), down)
-        lengths = 0.5 ** jnp.arange(20, dtype=point.dtype)
-        tries = jax.vmap(lambda length: at(point - length * direction))(lengths)
-        # The longest step that lowers the loss by a fair part of what is promised.
-        enough = tries <= at(point) - 1e-4 * lengths * jnp.vdot(down, direction)
-        best = jnp.where(enough.any(), jnp.argmax(enough), 0)
-        return trees.unravel(point - lengths[best] * direction, layout), state
+        reached = newton_step(
+            lambda vector: value(trees.unravel(vector, layout)), point
+        )
+        return trees.unravel(reached, layout), state
 
     return _descent(loss, lambda params: (), step, tolerance, most)
 
 
+def newton_step(value: Callable[[jax.Array], jax.Array], point: jax.Array) -> jax.Array:
+    """A step of Newton's method from a vector, halved until it lowers the value."""
+    down = jax.grad(value)(point)
+    direction = solve_system(jax.hessian(value)(point), down)
+    lengths = 0.5 ** jnp.arange(20, dtype=point.dtype)
+    tries = jax.vmap(lambda length: value(point - length * direction))(lengths)
+    # The longest step that lowers the value by a fair part of what is promised.
+    enough = tries <= value(point) - 1e-4 * lengths * jnp.vdot(down, direction)
+    best = jnp.where(enough.any(), jnp.argmax(enough), 0)
+    return point - lengths[best] * direction
+
+
 @jax.custom_batching.sequential_vmap
-def _solve(matrix: jax.Array, vector: jax.Array) -> jax.Array:
+def solve_system(matrix: jax.Array, vector: jax.Array) -> jax.Array:
     """The solution of a linear system, one client after the other.
 
     On a CPU, jaxlib decomposes a batch of matrices in parts that wait for each other in
     XLA's threads, of which there may be no more than devices: it would wait forever.
     """
-    return jnp.linalg.solve(matrix, vector)
+    wide = jnp.promote_types(matrix.dtype, jnp.float32)  # LAPACK has no half precision
+    found = jnp.linalg.solve(matrix.astype(wide), vector.astype(wide))
+    return found.astype(vector.dtype)
 
 
 def _descent(

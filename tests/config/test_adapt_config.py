@@ -28,6 +28,7 @@ CONFIG = {
         "file": "visits.csv",
         "target": "outcome",
         "client": "hospital",
+        "preprocess": "none",
         "partition": "by_key",
     },
     "model": {"name": "mlp", "hidden": [6, 5]},

@@ -125,7 +125,7 @@ def test_a_table_becomes_the_folder_of_its_clients(table, tmp_path):
         open_shards(tmp_path / "out", test=0.2),
         dataset_in(tmp_path / "out"),
     )
-    whole = fb.data.read(table, target="outcome", client="ward")
+    whole = fb.data.read(table, target="outcome", client="ward", preprocess="none")
     wanted = fb.data.federate_dataset(whole, fb.partition.by_key(whole.keys), test=0.2)
     assert made.names == wanted.names and dataset.label_names == whole.label_names
     assert (dataset.kind, dataset.columns) == (whole.kind, whole.columns)

@@ -8,7 +8,7 @@ import pytest
 from fedblend.data import datasets
 from fedblend.data.dataset import Dataset
 from fedblend.data.readers.read import read
-from fedblend.data.warnings import index_like, tells_target, wild_scales
+from fedblend.data.warnings import index_like, leaks, tells_target, wild_scales
 
 ROWS = 40
 DRAW = np.random.default_rng(0)
@@ -120,7 +120,49 @@ def test_a_column_that_tells_the_target_is_named():
         "age": DRAW.normal(size=200),
     }
     (line,) = tells_target(read(columns, target=outcome))
-    assert "'code'" in line and "'ward'" not in line and "'age'" not in line
+    assert "'code' (AUC 1)" in line and line.endswith('drop = ["code"]')
     columns["code"][0] = "C1" if outcome[0] == "well" else "C2"
+    (line,) = tells_target(read(columns, target=outcome))  # nearly so
+    assert "'code' (AUC 0.99" in line
+    columns["code"][:60] = "C1"
     assert list(tells_target(read(columns, target=outcome))) == []
-    assert list(tells_target(read({"age": columns["age"]}, target=outcome))) == []
+
+
+NUMBERS = np.random.default_rng(1).gamma(2.0, 3.0, 300)
+THREE = np.digitize(NUMBERS, [3.0, 7.0])
+
+
+@pytest.mark.parametrize("preprocess", ["auto", "none"])
+@pytest.mark.parametrize(
+    ("target", "column", "said"),
+    [
+        (NUMBERS, NUMBERS, "equals it"),
+        (NUMBERS, 32 - 1.8 * NUMBERS, "R^2 1"),
+        (NUMBERS, np.exp(NUMBERS), "rank correlation 1"),
+        (NUMBERS > 5, NUMBERS, "AUC 1"),
+        (NUMBERS > 5, -np.round(NUMBERS), "AUC 0.99"),
+        (np.array(["a", "b", "c"])[THREE], NUMBERS, "accuracy 0.99"),
+        (THREE, (THREE + 1) % 3, "accuracy 1"),
+    ],
+)
+def test_a_copy_of_the_target_in_any_form_is_named(target, column, said, preprocess):
+    noise = np.random.default_rng(2).normal(size=len(column))
+    rows = {"copy": column, "fair": NUMBERS + 4 * noise, "noise": noise}
+    dataset = read(rows, target=target, preprocess=preprocess)
+    (found,) = leaks(dataset).items()
+    assert found[0] == "copy" and found[1].startswith(said)
+    assert f"'copy' ({said}" in next(tells_target(dataset))
+
+
+def test_few_rows_of_a_class_or_of_a_column_tell_nothing():
+    rare = np.arange(300) < 3
+    assert leaks(read({"x": np.arange(300.0) + NUMBERS}, target=rare)) == {}
+    sparse = np.where(np.arange(300) < 100, NUMBERS, np.nan)
+    assert leaks(read({"x": sparse, "y": NUMBERS % 1}, target=NUMBERS)) == {}
+
+
+def test_whole_numbers_that_all_differ_are_named_in_a_raw_table():
+    numbers = DRAW.permutation(1000)[:ROWS]
+    columns = {"x": numbers, "age": USUAL["age"]}
+    (line,) = index_like(read(columns, target=np.arange(ROWS) % 2))
+    assert "'x' (all values differ)" in line and "age" not in line

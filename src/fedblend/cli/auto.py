@@ -18,14 +18,22 @@ if TYPE_CHECKING:
 
 def auto(
     table: Annotated[Path, typer.Argument(help="A .csv or .parquet file.")],
-    client: Annotated[str, option("The column that says whose a row is.", "COLUMN")],
-    target: Annotated[str, option("The column to predict.", "COLUMN")],
-    minutes: Annotated[float, option("The time to fit into.", "N", min=0.1)] = 5.0,
+    client: Annotated[str, option("Column with the client of each row.", "COLUMN")],
+    target: Annotated[str, option("Column to predict.", "COLUMN")],
+    minutes: Annotated[float, option("Time budget in minutes.", "N", min=0.1)] = 5.0,
     kind: Annotated[
         str | None,
         option(
             "classes, binary or regression; default: by the target's values.", "KIND"
         ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        option("Column to predict from; repeat for more. Default: all.", "COLUMN"),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        option("Column to leave out; repeat for more.", "COLUMN"),
     ] = None,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/TABLE.", "FOLDER")
@@ -33,10 +41,9 @@ def auto(
 ) -> None:
     """Compare methods on your own table, and say what to deploy and who gains.
 
-    Needs no configuration. Every method is tuned over a grid of the same size on
-    validation rows; test rows tell who gains. The same command goes on if it was
-    interrupted. The folder has the page, every client's model, and a configuration to
-    go on with.
+    Needs no configuration. Every method is tuned on validation rows; test rows tell who
+    gains. The same command continues if it was interrupted. The folder has the page,
+    every client's model, and a configuration to continue with.
 
     [bold]Examples[/bold]
 
@@ -60,6 +67,8 @@ def auto(
             minutes=minutes,
             out=place,
             kind=kind,
+            inputs=inputs or (),
+            drop=drop or (),
             screen=Screen(screen.note, stop),
         )
     _print(found, place)
@@ -72,16 +81,20 @@ def _print(found: "AutoResult", place: Path) -> None:
     # Accuracy hides what a rare class needs.
     second = "auc" if "auc" in found.metrics else in_order(found.metrics)[1]
     metrics = list(dict.fromkeys([found.metric, second]))
-    made = screen.table("method", *metrics, "over alone", "bits a client", right=1)
+    made = screen.table("method", *metrics, "over alone", "bits per client", right=1)
     for row in found.table:
         cells = [_number(row[f"test_{name}"], "{:#.4g}") for name in metrics]
         gain, bits = _number(row["mean_gain"], "{:+.2g}"), row["bits_per_client"]
-        made.add_row(found.titles[row["method"]], *cells, gain, human_bits(bits))
+        sent = "-" if bits == "" else human_bits(bits)
+        made.add_row(found.titles[row["method"]], *cells, gain, sent)
     screen.console().print(made)
     screen.say(*found.verdict)
-    screen.say(f"page: {place / 'report.html'}")
-    again = shlex.join(["fedblend", "run", str(place / "config.toml")])
-    screen.say(f"results: {place}; to go on: {again}")
+    if (place / "report.html").is_file():
+        screen.say(f"page: {place / 'report.html'}")
+    screen.say(f"results: {place}")
+    if (place / "config.toml").is_file():
+        again = shlex.join(["fedblend", "run", str(place / "config.toml")])
+        screen.say(f"to continue: {again}")
 
 
 def _number(value: Any, style: str) -> str:

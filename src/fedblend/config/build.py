@@ -202,7 +202,7 @@ def method(
     name = loss_name(config, task)
     model = model_of(config, task, name)
     config = with_parts(config, model, task)
-    plain, loss = losses_of(config, name, model.apply)
+    plain, loss = losses_of(config, name, model.apply, task)
     params = jax.eval_shape(model.init, jax.random.key(0))
     transforms.check_sizes(config, clients, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)

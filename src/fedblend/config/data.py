@@ -8,6 +8,7 @@ testing. Populations (``[populations.NAME]``) are clients that are drawn togethe
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -35,10 +36,10 @@ from fedblend.data.federated import (
     split_clients,
 )
 from fedblend.data.partition.partition import Partition, as_arrays, divide
-from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.preprocess.preprocessing import FARTHEST, Preprocessing
 from fedblend.data.readers.read import read, read_new_rows
 from fedblend.data.shards import dataset_in, open_shards
-from fedblend.data.warnings import index_like, tells_target, wild_scales
+from fedblend.data.warnings import index_like, listed, tells_target, wild_scales
 from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 
@@ -63,6 +64,7 @@ def load_dataset(data: tables.Data) -> Dataset:
         target=data.target,
         client=data.client,
         inputs=data.inputs,
+        drop=data.drop or (),
         kind=data.kind,
         preprocess=data.preprocess,
     )
@@ -286,6 +288,19 @@ def _digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
+def clipped_values(data: FederatedData) -> Iterator[str]:
+    """A warning of columns of a raw table with values that preprocessing clips."""
+    counts: Counter[str] = Counter()
+    for split in data.splits.values() if data.preprocessing is not None else ():
+        counts.update(data.preprocessing.clipped(split.examples[0]))
+    if counts:
+        shown = [f"{count} in {name!r}" for name, count in counts.most_common()]
+        yield (
+            f"preprocessing: values more than {FARTHEST:g} deviations from the mean "
+            f"are clipped: {listed(shown)}; check them, or leave the columns out: drop"
+        )
+
+
 def warnings(
     dataset: Dataset, federated_data: FederatedData, inputs: Any, private: bool
 ) -> Iterator[str]:
@@ -297,6 +312,7 @@ def warnings(
     yield from dataset.notes
     if federated_data.preprocessing is not None:
         yield federated_data.preprocessing.in_short()
+        yield from clipped_values(federated_data)
         if private:
             yield (
                 "preprocessing: the means and deviations of columns come from training "

@@ -24,6 +24,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
+from fedblend.models.model import in_unit
 from fedblend.theory import constants, steps
 from fedblend.theory.constants import Smoothness, mu_alpha, together
 from fedblend.theory.plan import DGD, Solver
@@ -62,13 +63,17 @@ def loss_name(config: Config, task: Task) -> str:
     return config.model.loss or own
 
 
-def losses_of(config: Config, name: str, apply: Apply) -> tuple[Loss, Loss]:
-    """The loss of that name as it is measured, and with the l2 term, as trained on."""
+def losses_of(config: Config, name: str, apply: Apply, task: Task) -> tuple[Loss, Loss]:
+    """The loss of that name as it is measured, and as it is trained on.
+
+    The latter has the l2 term, and its unit is the scale of the targets.
+    """
     if name == "hinge":
         plain = models.dual_encoder_loss()
     else:
         plain = getattr(losses, name)(apply)
-    return plain, losses.l2(plain, config.model.l2) if config.model.l2 else plain
+    loss = plain if task.scale == 1 else losses.divide(plain, task.scale**2)
+    return plain, losses.l2(loss, config.model.l2) if config.model.l2 else loss
 
 
 def model_of(config: Config, task: Task, loss: str) -> models.Model:
@@ -77,6 +82,8 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
     An algorithm may ask for another form of it, such as an ensemble of several.
     """
     model = _one_model(config, task, loss)
+    if (task.center, task.scale) != (0, 1):
+        model = in_unit(model, task.center, task.scale)
     if config.model.products is not None:
         model = models.with_products(model, config.model.products)
     return formed(config, model, task, loss)

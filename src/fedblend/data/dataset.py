@@ -110,18 +110,38 @@ class Task(NamedTuple):
     """The names of the inputs, where they are columns of a table."""
     numbers: bool = False
     """Whether inputs are class numbers, such as those of movies, and no quantities."""
+    center: float = 0.0
+    """What is added to the outputs of a regression, in the unit of the targets."""
+    scale: float = 1.0
+    """What they are multiplied with before; the training loss is in this unit."""
 
 
 def task_of(dataset: Dataset) -> Task:
     """The task of a dataset."""
-    shape = dataset.rows[0].shape[1:]
-    return Task(
-        dataset.kind,
-        dataset.outputs,
-        shape if dataset.schema is None else (dataset.schema.width,),
-        dataset.label_names,
-        dataset.columns,
-    )
+    shape, unit = dataset.rows[0].shape[1:], {}
+    if dataset.schema is not None:
+        shape = (dataset.schema.width,)
+        one_number = dataset.kind == "regression" and dataset.outputs == 1
+        unit = _unit(dataset.rows[1]) if one_number else {}
+    names = dataset.label_names, dataset.columns
+    return Task(dataset.kind, dataset.outputs, shape, *names, **unit)
+
+
+def _unit(targets: np.ndarray) -> dict[str, float]:
+    """Center and scale of the numbers that a raw table has as targets.
+
+    These are known before rows are split, so both are rounded: the scale to a power of
+    two near the deviation, which divides without error, the center to a quarter of it.
+    """
+    values = targets.astype(np.float64)
+    deviation = values.std()
+    if not deviation > 0:
+        return {"center": float(values.mean())}
+    scale = 2.0 ** np.round(np.log2(deviation))
+    return {
+        "center": float(np.round(4 * values.mean() / scale) / 4 * scale),
+        "scale": float(scale),
+    }
 
 
 class Size(NamedTuple):

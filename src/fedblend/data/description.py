@@ -51,7 +51,7 @@ def describe(
     if dataset.schema is None:
         dataset = read(source, **names, preprocess="always")
         lines.append(
-            "all inputs are complete numbers: by default they are used as they are, "
+            "these are arrays, by default used as they are; "
             'preprocess = "always" does this:'
         )
     schema = dataset.schema

@@ -17,8 +17,17 @@ LARGE = 30.0
 """Of a column's mean absolute value: beyond it SGD with a usual rate is unstable."""
 MOST_TELLING = 50
 """Different values of a column that may tell the target; more may do so by chance."""
+TELLING = 0.98
+"""Of a measure of one column alone: above it, the column is hardly an honest input."""
+LEAST_OF_CLASS = 5
+"""Rows of each of two classes; with fewer, a column may tell them apart by chance."""
+MOST_ROWS = 10_000
+"""Rows that are looked at for such columns."""
 SHOWN = 2
 """Columns that a warning names."""
+
+ALL_DIFFER = "all values differ"
+"""Why a column of whole numbers may be an id."""
 
 _ID = re.compile(
     r"|index|unnamed: \d+|__index_level_\d+__|row[ _]?(index|number|nr|no)"
@@ -33,47 +42,131 @@ def index_like(dataset: Dataset) -> Iterator[str]:
 
     Training goes through with such inputs, but its result means little.
     """
-    inputs = dataset.rows[0]
-    numbers = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.floating)
-    if not numbers or dataset.schema is not None:
-        return
-    found = []
+    inputs, found = dataset.rows[0], []
+    if dataset.schema is not None:  # which leaves out what is an id by its name
+        differ = [one for one in dataset.schema.kept if one.why == ALL_DIFFER]
+        found = [f"{one.name!r} ({ALL_DIFFER})" for one in differ]
+    elif inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.floating):
+        found = _plain_ids(dataset)
+    if found:
+        yield (
+            f"inputs that look like an index or an id: {listed(found)}; leave them "
+            "out with drop, or name the columns that are meant in inputs"
+        )
+
+
+def _plain_ids(dataset: Dataset) -> list[str]:
+    inputs, found = dataset.rows[0], []
     for column in np.flatnonzero((inputs == np.rint(inputs)).all(axis=0)).tolist():
         name = dataset.columns[column] if dataset.columns else None
         if _all_different(inputs[:, column]):
-            found.append(f"{_named(dataset, column)} (all values differ)")
+            found.append(f"{_named(dataset, column)} ({ALL_DIFFER})")
         elif name is not None and names_an_id(name):
             found.append(f"{_named(dataset, column)} (by its name)")
-    if found:
-        yield (
-            f"inputs that look like an index or an id: {_listed(found)}; name the "
-            "columns that are meant in inputs, with or without them"
-        )
+    return found
 
 
 def tells_target(dataset: Dataset) -> Iterator[str]:
-    """A warning of columns of a raw table that alone give the class of every row.
+    """A warning of columns of a table that alone tell the target, or nearly so."""
+    found = leaks(dataset)
+    if found:
+        shown = [f"{name!r} ({how})" for name, how in found.items()]
+        names = ", ".join(f'"{name}"' for name in found)
+        yield (
+            f"inputs that alone tell the target: {listed(shown)}; unless they are "
+            f"known before the target is, leave them out: drop = [{names}]"
+        )
 
-    Such a column is often written down together with the target.
+
+def leaks(dataset: Dataset) -> dict[str, str]:
+    """The columns of a table that alone tell the target, with the measure that says so.
+
+    Such a column is often written down together with the target. The measure is the
+    AUC of two classes, the accuracy of the most frequent class for several, and R^2 or
+    the rank correlation of numbers.
     """
     inputs, targets = dataset.rows
-    if dataset.schema is None or dataset.kind not in ("classes", "binary"):
-        return
-    found = []
+    kinds = ("classes", "binary", "regression")
+    if not dataset.columns or dataset.kind not in kinds or targets.ndim != 1:
+        return {}
+    some = slice(None, None, max(len(inputs) // MOST_ROWS, 1))
+    inputs, targets, found = np.asarray(inputs[some]), targets[some], {}
     for place, name in enumerate(dataset.columns):
-        values = np.asarray(inputs[:, place])
-        known = ~np.isnan(values)
-        different, codes = np.unique(values[known], return_inverse=True)
-        most = min(MOST_TELLING, known.sum() // LEAST_ROWS)
-        if 2 <= len(different) <= most and known.mean() > 0.5:
-            pairs = np.unique(np.stack([codes, targets[known]]), axis=1).shape[1]
-            if pairs == len(different) and len(np.unique(targets[known])) > 1:
-                found.append(repr(name))
-    if found:
-        yield (
-            f"inputs that alone tell the target of every row: {_listed(found)}; leave "
-            "them out of inputs unless they are known before the target is"
-        )
+        known = ~np.isnan(inputs[:, place])
+        values, wanted = inputs[known, place], targets[known]
+        if known.sum() < LEAST_ROWS or known.mean() <= 0.5 or np.ptp(values) == 0:
+            continue
+        if dataset.kind == "regression" and np.allclose(values, wanted, rtol=1e-6):
+            found[name] = "equals it"
+            continue
+        measure, value, telling = _MEASURES[dataset.kind](values, wanted)
+        if telling:
+            found[name] = f"{measure} {value:.4g}"
+    return found
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The ranks of numbers from 1; equal ones have their mean rank."""
+    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[codes]
+
+
+def _groups(values: np.ndarray) -> np.ndarray | None:
+    """The number of each row's value where there are few different ones."""
+    different, codes = np.unique(values, return_inverse=True)
+    most = min(MOST_TELLING, len(values) // LEAST_ROWS)
+    return codes if len(different) <= most else None
+
+
+def _mean_target(values: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+    """The mean target of the rows with the same value, where there are few values."""
+    codes = _groups(values)
+    if codes is None:
+        return None
+    return (np.bincount(codes, targets) / np.bincount(codes))[codes]
+
+
+def _by_classes(values: np.ndarray, targets: np.ndarray) -> tuple[str, float, bool]:
+    codes, rows = _groups(values), len(values)
+    if codes is None:  # by the class of the row with the next smaller value
+        ordered = targets[np.argsort(values, kind="stable")]
+        right = 1 + (ordered[1:] == ordered[:-1]).sum()
+    else:
+        counts = np.zeros((codes.max() + 1, targets.max() + 1))
+        np.add.at(counts, (codes, targets), 1)
+        right = counts.max(axis=1).sum()
+    usual = np.bincount(targets).max()
+    return "accuracy", right / rows, right - usual > TELLING * (rows - usual) > 0
+
+
+def _by_two_classes(values: np.ndarray, targets: np.ndarray) -> tuple[str, float, bool]:
+    means = _mean_target(values, targets)
+    ranks = _ranks(values if means is None else means)
+    ones, zeros = int(targets.sum()), int((1 - targets).sum())
+    if min(ones, zeros) < LEAST_OF_CLASS:
+        return "AUC", 0.5, False
+    auc = (ranks[targets == 1].mean() - (ones + 1) / 2) / zeros
+    return "AUC", max(auc, 1 - auc), max(auc, 1 - auc) > TELLING
+
+
+def _by_numbers(values: np.ndarray, targets: np.ndarray) -> tuple[str, float, bool]:
+    if np.ptp(targets) == 0:
+        return "R^2", 0.0, False
+    means = _mean_target(values, targets)
+    if means is not None and np.ptp(means) == 0:
+        return "R^2", 0.0, False
+    straight = np.corrcoef(values if means is None else means, targets)[0, 1] ** 2
+    ranks = np.corrcoef(_ranks(values), _ranks(targets))[0, 1]
+    if straight > TELLING:
+        return "R^2", straight, True
+    return "rank correlation", ranks, bool(abs(ranks) > TELLING)
+
+
+_MEASURES = {
+    "classes": _by_classes,
+    "binary": _by_two_classes,
+    "regression": _by_numbers,
+}
 
 
 def names_an_id(name: str) -> bool:
@@ -116,7 +209,7 @@ def wild_scales(dataset: Dataset) -> Iterator[str]:
         f"{_named(dataset, column)} at most {most[column]:.3g}"
         for column in small[np.argsort(most[small], kind="stable")]
     ]
-    parts = [_listed(found) for found in (too_large, too_small) if found]
+    parts = [listed(found) for found in (too_large, too_small) if found]
     if parts:
         yield (
             f"inputs of wild scales: {'; '.join(parts)}; bring all of them to about "
@@ -130,6 +223,7 @@ def _named(dataset: Dataset, column: int) -> str:
     return repr(dataset.columns[column]) if dataset.columns else f"column {column}"
 
 
-def _listed(found: list[str]) -> str:
+def listed(found: list[str]) -> str:
+    """The first few of these, and how many more there are."""
     rest = len(found) - SHOWN
     return ", ".join(found[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

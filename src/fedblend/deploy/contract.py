@@ -118,7 +118,8 @@ class Contract:
         if self.schema is not None:
             columns, shape = self.schema.names, (self.schema.width,)
         numbers = self.config.model.name in LOOKED_UP
-        return Task(data.kind, outputs, shape, labels, columns, numbers)
+        names = labels, columns, numbers
+        return Task(data.kind, outputs, shape, *names, data.center, data.scale)
 
     @cached_property
     def row(self) -> PyTree:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedblend.config import toml
 from fedblend.config.schema.tables import Nodes
-from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.dataset import DataError, Dataset, task_of
 from fedblend.data.federated import Shards
 from fedblend.data.preprocess.columns import Column, Kind
 from fedblend.data.preprocess.preprocessing import Preprocessing
@@ -80,15 +80,18 @@ def data_of_nodes(dataset: Dataset, clients: int) -> str:
     """The table ``[data]`` of a federation whose nodes have such a table, as TOML.
 
     Raises:
-        DataError: the table has complete numbers, which need no preprocessing.
+        DataError: these are arrays, and no table.
     """
     if dataset.schema is None:
         raise DataError(
-            f"{dataset.name}: has complete numbers, which nodes use as they are; "
-            "data.columns names them"
+            f"{dataset.name}: has arrays, which nodes use as they are; data.shape is "
+            "the shape of a row"
         )
     lines = ["[data]", 'partition = "nodes"', f"clients = {clients}"]
     lines.append(f"kind = {toml.literal(dataset.kind)}")
+    task = task_of(dataset)
+    if task.kind == "regression":
+        lines += [f"center = {task.center!r}", f"scale = {task.scale!r}"]
     if dataset.label_names:
         lines.append(f"labels = {toml.literal(dataset.label_names)}")
     columns = [f"  {toml.literal(one)}," for one in raw_of(dataset.schema)]

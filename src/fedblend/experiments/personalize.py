@@ -186,7 +186,7 @@ def personalize_from(
         name = loss_name(config, task)
         model = model_of(config, task, name)
         config = with_parts(config, model, task)
-        plain, loss = losses_of(config, name, model.apply)
+        plain, loss = losses_of(config, name, model.apply, task)
         path = folder.model(chosen if isinstance(config.run.seed, list) else None)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         shared, about = run_folder.read_model(path, shapes)

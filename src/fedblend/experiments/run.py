@@ -93,21 +93,58 @@ def run_config(
         _check_data(folder, built)
         # Clients train alone for as long as is best for the metric that is shown first.
         metric = in_order(built.measures)[0]
-        blocks = certified.blocks_of(config, built)
-        runs = stages(config, built, folder, metric, local)
-        promised = {}
-        if config.privacy is not None:
-            promised = privacy.report(config, built.federated_data.clients)
-        open_folder(folder, config, built)
-        run = runs["federated"]
-        watched = _watching(run, config, on_step, on_warning)
-        for stage in runs:
-            advance(folder, config, stage, runs, metric, watched, blocks)
         formats = USUAL if figures is True else figures or ()
-        promised |= bound.promise(config, built, run)
-        return results.write_summary(
-            folder, config, built, run, promised, on_warning, formats
-        )
+        return run_built(
+            config,
+            built,
+            out,
+            metric,
+            local=local,
+            on_step=on_step,
+            on_warning=on_warning,
+            formats=formats,
+        )[0]
+
+
+def run_built(
+    config: Config,
+    built: Built,
+    out: Path,
+    metric: str,
+    *,
+    local: Run | None = None,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_warning: Callable[[str], None] = lambda line: None,
+    formats: Sequence[str] = (),
+) -> tuple[dict[str, Any], Run]:
+    """Run what a configuration built, and write its folder; the summary and the run.
+
+    Args:
+        config: what to run.
+        built: what it builds.
+        out: the folder; a run that was begun there continues.
+        metric: for which clients train alone as long as is best.
+        local: training alone, where it was computed already.
+        on_step: called after every block of rounds.
+        on_warning: called with each warning, one line.
+        formats: of the figures; none are drawn if empty.
+    """
+    folder = Folder(out)
+    blocks = certified.blocks_of(config, built)
+    runs = stages(config, built, folder, metric, local)
+    promised = {}
+    if config.privacy is not None:
+        promised = privacy.report(config, built.federated_data.clients)
+    open_folder(folder, config, built)
+    run = runs["federated"]
+    watched = _watching(run, config, on_step, on_warning)
+    for stage in runs:
+        advance(folder, config, stage, runs, metric, watched, blocks)
+    promised |= bound.promise(config, built, run)
+    summary = results.write_summary(
+        folder, config, built, run, promised, on_warning, formats
+    )
+    return summary, run
 
 
 def _watching(

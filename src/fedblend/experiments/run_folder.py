@@ -334,6 +334,8 @@ def task_from(known: Mapping[str, Any]) -> Task:
         tuple(int(size) for size in known["shape"]),
         tuple(str(name) for name in known["labels"]),
         tuple(str(name) for name in known["columns"]),
+        center=float(known.get("center", 0.0)),
+        scale=float(known.get("scale", 1.0)),
     )
 
 

@@ -62,6 +62,16 @@ def of_halves(init: Callable[[Key], PyTree], features: Apply, head: Apply) -> Mo
     return Model(init, apply, features, head)
 
 
+def in_unit(model: Model, center: float, scale: float) -> Model:
+    """The model with outputs ``center + scale * outputs``, in the unit of targets."""
+
+    def rescale(apply: Apply) -> Apply:
+        return lambda params, inputs: center + scale * apply(params, inputs)
+
+    head = None if model.head is None else rescale(model.head)
+    return model._replace(apply=rescale(model.apply), head=head)
+
+
 Builder = TypeVar("Builder", bound=Callable[..., Model])
 Shape = tuple[int, ...]
 Arguments = Callable[[Shape, int], tuple[Any, ...]]

@@ -10,6 +10,7 @@ import pytest
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from fedblend.data.preprocess.preprocessing import FARTHEST
 from fedblend.data.preprocess.schema import schema_of
 from fedblend.data.preprocess.statistics import (
     Statistics,
@@ -135,7 +136,39 @@ def test_a_constant_in_training_rows_is_zero():
     train = {name: values[:50] for name, values in columns.items()}
     fitted = fit(schema_of(columns), [train])
     assert fitted.fitted[0].deviation == 0.0
-    np.testing.assert_allclose(fitted.transform(train)[:, 0], 0.0, atol=1e-6)
+    # The weight of such an input is never trained, so that a new value says nothing.
+    np.testing.assert_array_equal(fitted.transform(columns)[:, 0], 0.0)
+
+
+def test_a_value_far_from_nearly_constant_training_rows_is_clipped():
+    """One such patient of 42 once had a squared error of 1.8e9."""
+    train = {"dose": np.append(np.zeros(199), 1e-3), "age": np.arange(200.0)}
+    fitted = fit(schema_of(train), [train])
+    patient = {"dose": np.array([500.0, -500.0]), "age": np.array([40.0, 50.0])}
+    inputs = fitted.transform(patient)
+    np.testing.assert_array_equal(inputs[:, 0], [FARTHEST, -FARTHEST])
+    assert fitted.clipped(inputs) == {"dose": 2}
+    assert fitted.clipped(fitted.transform(train)) == {"dose": 1}
+
+
+@pytest.mark.parametrize("clients", [1, 4, 25])
+def test_a_few_values_far_out_do_not_ruin_mean_and_deviation(clients):
+    draw = np.random.default_rng(3)
+    clean = draw.normal(120.0, 15.0, 500)
+    dirty = clean.copy()
+    dirty[::100] = [1e9, -1e9, 99999.0, 1e12, 1e6]
+    parts = np.array_split(np.arange(500), clients)
+    schema = schema_of({"pressure": dirty})
+    ((_, mean, deviation, _),) = fit(
+        schema, [{"pressure": dirty[rows]} for rows in parts]
+    ).fitted
+    # Five of 500 values at up to 20 deviations are what is left of them.
+    assert abs(mean - 120) < 4 and 14 < deviation < 15 * 3
+    ((_, mean, deviation, _),) = fit(
+        schema, [{"pressure": clean[rows]} for rows in parts]
+    ).fitted
+    assert mean == pytest.approx(clean.mean(), rel=1e-12)
+    assert deviation == pytest.approx(clean.std(), rel=1e-9)
 
 
 def test_a_category_that_no_training_row_has_is_unknown():

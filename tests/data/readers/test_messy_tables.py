@@ -144,16 +144,20 @@ def test_new_rows_are_raw_tables_too(source):
         read_inputs(odd, task, preprocessing=kept)
 
 
-def test_a_table_of_complete_numbers_is_used_as_it_is_unless_asked(tmp_path):
+def test_a_table_of_complete_numbers_is_preprocessed_and_an_array_is_not():
     frame = pandas.DataFrame(
         {"x": [1.5, 2.5, 1e4], "k": [1, 2, 3], "on": [True, False, True]}
     )
     named = frame.assign(y=[0, 1, 0])
-    as_it_is = read(named, target="y")
-    assert as_it_is.schema is None
-    np.testing.assert_array_equal(as_it_is.rows[0], frame.to_numpy(np.float32))
-    always = read(named, target="y", preprocess="always")
-    assert always.schema is not None and always.schema.width == 3
+    for choice in ({}, {"preprocess": "always"}):
+        schema = read(named, target="y", **choice).schema
+        assert schema is not None and schema.width == 3
+    for as_it_is in (
+        read(named, target="y", preprocess="none"),
+        read(frame.to_numpy(np.float32), target=[0, 1, 0]),
+    ):
+        assert as_it_is.schema is None
+        np.testing.assert_array_equal(as_it_is.rows[0], frame.to_numpy(np.float32))
     with pytest.raises(DataError, match="preprocess: 'all' is not one of auto"):
         read(named, target="y", preprocess="all")  # pyright: ignore
 
@@ -318,8 +322,37 @@ def test_raw_rows_are_not_trained_on_by_mistake():
     assert type(data.train.examples[0]) is np.ndarray
 
 
-def test_many_whole_numbers_are_noted_as_classes():
-    days = {"stay": np.arange(80), "x": np.linspace(0, 1, 80)}
-    (note,) = read(days, target="stay").notes
-    assert "80 different whole numbers" in note and 'kind = "regression"' in note
-    assert read(days, target="stay", kind="regression").notes == ()
+def test_many_whole_numbers_are_a_regression_and_noted():
+    """Length of stay is no problem of 54 classes; ten grades may be classes."""
+    days = {"stay": np.arange(108) // 2, "x": np.linspace(0, 1, 108)}
+    found = read(days, target="stay")
+    (note,) = found.notes
+    assert found.kind == "regression" and found.outputs == 1
+    assert "54 different whole numbers" in note and 'kind = "classes"' in note
+    asked = read(days, target="stay", kind="classes")
+    assert (asked.kind, asked.outputs, asked.notes) == ("classes", 54, ())
+    assert read(days | {"stay": np.arange(108) % 11}, target="stay").outputs == 1
+    grades = read(days | {"stay": np.arange(108) % 10}, target="stay")
+    assert (grades.kind, grades.outputs, grades.notes) == ("classes", 10, ())
+    words = read(days | {"stay": [f"w{n % 54}" for n in range(108)]}, target="stay")
+    assert (words.kind, words.outputs) == ("classes", 54)
+    array = read(np.ones((108, 2)), target=days["stay"], preprocess="none")
+    assert array.kind == "regression"
+
+
+def test_columns_are_dropped_by_name(tmp_path):
+    visits = {
+        "age": [1, 2, 4],
+        "hospital": [*"aab"],
+        "code": [7, 8, 8],
+        "ill": [0, 1, 0],
+    }
+    named = {"target": "ill", "client": "hospital"}
+    assert read(visits, **named, drop=["code"]).columns == ("age",)
+    with pytest.raises(DataError, match=r"drop: .* 'cod'; did you mean 'code'\?"):
+        read(visits, **named, drop=["cod"])
+    with pytest.raises(DataError, match="drop: 'ill' is the target or client"):
+        read(visits, **named, drop=["ill"])
+    np.savez(tmp_path / "x.npz", inputs=np.ones((3, 2)), targets=[0, 1, 0])
+    with pytest.raises(DataError, match="drop: needs a table"):
+        read(tmp_path / "x.npz", drop=["code"])

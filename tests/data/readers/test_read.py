@@ -36,7 +36,9 @@ def test_csv(table):
     assert dataset.columns == ("age", "weight")
     assert dataset.label_names == ("no", "yes")
     np.testing.assert_array_equal(dataset.rows[0], [[1, 0.5], [2, 1.5], [3, 2.5]])
-    assert dataset.rows[0].dtype == np.float32
+    plain = read(table(), target="ill", client="site", preprocess="none")
+    np.testing.assert_array_equal(plain.rows[0], dataset.rows[0])
+    assert plain.rows[0].dtype == np.float32
     assert dataset.rows[1].tolist() == [1, 0, 0]
     assert dataset.keys is not None
     assert dataset.keys.tolist() == ["a", "b", "a"]

@@ -42,7 +42,8 @@ from fedblend.metrics import registry as metrics
 from fedblend.models import MODELS
 from fedblend.models.products import Products
 
-_OWN = dict.fromkeys(("target", "client", "inputs", "kind")) | {"preprocess": "auto"}
+_OWN = dict.fromkeys(("target", "client", "inputs", "drop", "kind"))
+_OWN |= {"preprocess": "auto"}
 """Keys of a file of one's own, and what they are without one."""
 
 Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]
@@ -58,6 +59,7 @@ class Data(Table):
     target: Word | None = None
     client: Word | None = None
     inputs: Word | list[Word] | None = None
+    drop: list[Word] | None = None
     kind: Literal["classes", "binary", "regression"] | None = None
     preprocess: Preprocess = "auto"
     validation: Fraction = 0.0
@@ -107,6 +109,7 @@ class Nodes(Data):
     """Rows that lie on the nodes of a federation; what they are like is stated here.
 
     ``raw`` has the columns of raw tables; their statistics come from the nodes.
+    ``center`` and ``scale`` are about the mean and deviation of the targets.
     """
 
     partition: Literal["nodes"]
@@ -116,10 +119,12 @@ class Nodes(Data):
     shape: list[Count] | None = None
     columns: Annotated[list[Word], Field(min_length=1)] | None = None
     raw: RawColumns | None = None
+    center: float = 0.0
+    scale: Positive = 1.0
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Nodes":
-        for name in ("source", "file", "target", "client", "inputs"):
+        for name in ("source", "file", "target", "client", "inputs", "drop"):
             if getattr(self, name) is not None:
                 raise SettingError(name, "is the nodes' own affair")
         if self.kind is None:
@@ -127,6 +132,9 @@ class Nodes(Data):
         exactly_one(self, "shape", "columns", "raw")
         if self.kind == "classes" or self.labels is not None:
             exactly_one(self, "labels", "classes")
+        if self.kind != "regression" and (self.center, self.scale) != (0, 1):
+            name = "scale" if self.scale != 1 else "center"
+            raise SettingError(name, 'goes with kind = "regression"')
         if isinstance(self.test, str) or self.unseen:
             name = "test" if isinstance(self.test, str) else "unseen"
             raise SettingError(name, "nodes hold out a fraction of their own rows")

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fitted preprocessing: from the columns of a raw table to the inputs of a model.
 
-- A number is standardized by the mean and deviation of the training rows that have it;
-  where it is missing, it is the mean. A date is the same in days, with sine and cosine
-  of its place in the year, week and day.
+- A number is standardized by the mean and deviation of the training rows that have it,
+  and clipped; where it is missing, it is the mean. A number that is the same in all
+  training rows is 0. A date is the same in days, with sine and cosine of its place in
+  the year, week and day.
 - A truth value is 0 or 1; where it is missing, what is more frequent.
 - A category has an input that is 1. One that no training row has is unknown: it shares
   the input of the rare ones, or has 0 everywhere. Where it is missing, it is the most
@@ -22,8 +23,10 @@ from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.columns import PERIODS, Column
 from fedblend.data.preprocess.schema import Columns, Schema
 
-FARTHEST = 1e6
-"""Deviations from the mean; what is farther away would not be finite in float32."""
+FARTHEST = 10.0
+"""Deviations from the mean; a value that is farther away is clipped."""
+SCALED = ("standardize", "ordinal", "date")
+"""Encodings whose first input is standardized and clipped."""
 _IN_SHORT = {
     "standardize": "standardized",
     "as_is": "used as they are",
@@ -45,6 +48,11 @@ class Fitted(NamedTuple):
     """The standard deviation; 0 of a column with one value."""
     shares: tuple[float, ...] = ()
     """The fraction of rows of each category, and of all others."""
+
+    @property
+    def scale(self) -> float:
+        """The divisor of a standardized value; a column with one value is 0."""
+        return self.deviation or np.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +86,16 @@ class Preprocessing:
             )
         ]
         return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
+
+    def clipped(self, inputs: np.ndarray) -> dict[str, int]:
+        """The columns with clipped values among these inputs, and how many values."""
+        first = np.cumsum([0, *(len(one.features) for one in self.schema.kept)])
+        scaled = {
+            one.name: int((np.abs(inputs[:, place]) >= FARTHEST).sum())
+            for one, place in zip(self.schema.kept, first, strict=False)
+            if one.encoding in SCALED
+        }
+        return {name: count for name, count in scaled.items() if count}
 
     def describe(self) -> list[dict[str, Any]]:
         """What was seen in each column of the table, and what was done to it."""
@@ -177,8 +195,7 @@ def _quantity(
     filled = np.where(absent, fitted.mean, numbers)
     if column.encoding == "as_is":
         return filled
-    away = (filled - fitted.mean) / (fitted.deviation or 1.0)
-    return np.clip(away, -FARTHEST, FARTHEST)
+    return np.clip((filled - fitted.mean) / fitted.scale, -FARTHEST, FARTHEST)
 
 
 def _one_hot(
@@ -207,7 +224,7 @@ def done(column: Column, fitted: Fitted | None) -> str:
     }[column.encoding]
     if column.encoding == "drop":
         return said
-    if fitted is not None and column.encoding in ("standardize", "ordinal", "date"):
+    if fitted is not None and column.encoding in SCALED:
         said += f" (mean {fitted.mean:.4g}, deviation {fitted.deviation:.3g})"
     parts = [said, *(f"sine and cosine of the {part}" for part in column.parts)]
     parts += ["one input if it is missing"] if column.missing else []

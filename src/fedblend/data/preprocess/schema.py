@@ -23,7 +23,7 @@ from fedblend.data.preprocess.columns import (
     read_as,
     words_of,
 )
-from fedblend.data.warnings import names_an_id
+from fedblend.data.warnings import ALL_DIFFER, names_an_id
 from fedblend.errors import hint
 
 Columns = Mapping[str, np.ndarray]
@@ -180,7 +180,7 @@ def _decided(name: str, raw: np.ndarray, confirmed: bool) -> Column:
         if whole and different == rows >= LEAST_ROWS and not confirmed:
             if present.max() - present.min() == rows - 1:
                 return about._replace(encoding="drop", why="numbers the rows")
-            about = about._replace(why="all values differ")
+            about = about._replace(why=ALL_DIFFER)
         if id_name and whole:
             return _by_name(name, raw, about, different)
         return about

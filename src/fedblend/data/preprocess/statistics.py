@@ -13,6 +13,10 @@ with its variance, or the fraction of each category. A client's variance is arou
 own mean, which is exact for values that are large compared to their deviation. Around
 the mean of all clients m, a client with mean m_i and variance v_i has v_i + (m_i - m)^2
 (Chan, Golub and LeVeque 1983).
+
+A few values far out would ruin mean and variance of a column. So a client first moves
+them to a bound around its own median, in median absolute deviations. Other values, and
+so the statistics of columns without such values, are not changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +24,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.data.preprocess.preprocessing import Fitted, Preprocessing
+from fedblend.data.preprocess.preprocessing import FARTHEST, Fitted, Preprocessing
 from fedblend.data.preprocess.schema import Columns, Schema
 
 _CONSTANT = 8 * float(np.finfo(np.float64).eps)
 """A deviation relative to the mean that is rounding, and no deviation."""
+_NORMAL = 1.4826
+"""The deviation of a normal distribution in median absolute deviations."""
+_LEAST_VALUES, _FEW = 5, 20
+"""Values that have a median absolute deviation; so few make the bound twice as far."""
 
 
 class Statistics(NamedTuple):
@@ -53,8 +61,9 @@ def statistics_of_encoded(schema: Schema, encoded: np.ndarray) -> Statistics:
     """The statistics of one client's training rows that are encoded."""
     rows, known = max(len(encoded), 1), ~np.isnan(encoded)
     quantities, categories = _places(schema)
-    values, counted = encoded[:, quantities], known[:, quantities]
+    counted = known[:, quantities]
     counts = np.maximum(counted.sum(axis=0), 1)
+    values = _without_outliers(np.asarray(encoded[:, quantities]), counts)
     mean = np.where(counted, values, 0.0).sum(axis=0) / counts
     away = np.where(counted, values - mean, 0.0)
     rest = away.sum(axis=0) / counts
@@ -71,6 +80,23 @@ def statistics_of_encoded(schema: Schema, encoded: np.ndarray) -> Statistics:
         variance,
         np.concatenate([*shares, np.empty(0)]) / rows,
     )
+
+
+def _without_outliers(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Columns with values far out moved to a bound; ``counts`` of them are not NaN."""
+    if not len(values):
+        return values
+    middle = _median(values, counts)
+    deviation = _NORMAL * _median(np.abs(values - middle), counts)
+    bound = FARTHEST * (1 + _FEW / counts) * deviation
+    # More than half of the values are the same: nothing says what is far out.
+    bound[(counts < _LEAST_VALUES) | ~(deviation > 0)] = np.inf
+    return np.clip(values, middle - bound, middle + bound)
+
+
+def _median(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The lower median of each column; NaN are sorted last."""
+    return np.take_along_axis(np.sort(values, axis=0), (counts[None] - 1) // 2, 0)[0]
 
 
 def sizes(schema: Schema) -> dict[str, int]:

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedblend.data.dataset import (
+    AbsentColumnError,
     DataError,
     Dataset,
     Kind,
@@ -41,10 +42,11 @@ from fedblend.data.readers.tables import (
     stacked,
 )
 from fedblend.data.readers.targets import targets_of, with_kind, with_labels
+from fedblend.errors import hint
 
 Preprocess = Literal["auto", "always", "none"] | Mapping[str, Choice]
-"""Which tables are preprocessed: those that are not complete numbers, all, or none; or
-all, with choices for some columns."""
+"""What is preprocessed: tables, but not arrays; both; or nothing. Or both, with choices
+for some columns."""
 
 
 def read(
@@ -53,6 +55,7 @@ def read(
     target: Any = None,
     client: Any = None,
     inputs: str | Sequence[str] | None = None,
+    drop: Sequence[str] = (),
     kind: Kind | None = None,
     preprocess: Preprocess = "auto",
 ) -> Dataset:
@@ -66,13 +69,16 @@ def read(
         client: the column or array ("clients", if there) of the client of each row; or
             the clients themselves.
         inputs: the columns (all others by default) or the array ("inputs") of inputs.
+        drop: columns of a table that are no inputs.
         kind: "classes", "binary" or "regression". By default real numbers are
             regression, unless they are 0.0 and 1.0 or -1.0 and 1.0; those and two
-            different integers or texts are binary, more are classes.
-        preprocess: "auto": a table of complete numbers is used as it is, any other is
-            preprocessed when its rows are split; "always": every table is; "none": no
-            table is, and what is not a number is refused. Or what to make of some
-            columns, such as ``{"age": "standardize", "grade": ["low", "high"]}``.
+            different integers or texts are binary, more are classes. More than ten
+            different integers in a table are regression.
+        preprocess: "auto": a table is preprocessed when its rows are split, arrays are
+            used as they are; "always": arrays [rows, columns] are preprocessed, too;
+            "none": numbers are used as they are, and a table with anything else is
+            refused. Or what to make of some columns, such as ``{"age": "standardize",
+            "grade": ["low", "high"]}``.
     """
     if kind is not None and kind not in get_args(Kind):
         raise DataError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
@@ -84,6 +90,8 @@ def read(
     table = _table(source)
     if table is None:
         path = Path(source)
+        if drop:
+            raise DataError(f"{path}: drop: needs a table; arrays have no columns")
         raw = _read_arrays(path, target, client, inputs)
         if preprocess in ("auto", "none"):
             dataset = with_kind(raw, kind, str(path), path.stem)
@@ -92,6 +100,7 @@ def read(
             target, client, inputs = raw.targets, raw.keys, None
     if table is not None:
         chosen = [inputs] if isinstance(inputs, str) else inputs
+        table = _without(table, drop, (target, client))
         raw = _raw(table, target, client, chosen, preprocess)
         dataset = with_kind(raw, kind, table.where, table.name)
     check(dataset)
@@ -222,6 +231,21 @@ def _table(source: Any) -> Table | None:
     )
 
 
+def _without(table: Table, drop: Sequence[str], known: Sequence[Any]) -> Table:
+    """The table without these columns; ``known`` are the target and the client."""
+    for name in drop:
+        if name not in table.columns:
+            raise AbsentColumnError(
+                name,
+                f"{table.where}: drop: there is no column {name!r}; "
+                f"{hint(name, table.columns)}",
+            )
+        if name in known:
+            raise DataError(f"{table.where}: drop: {name!r} is the target or client")
+    kept = {name: one for name, one in table.columns.items() if name not in drop}
+    return table._replace(columns=kept)
+
+
 def _read_arrays(path: Path, target: Any, client: Any, inputs: Any) -> Raw:
     for name, value in (("inputs", inputs), ("target", target), ("client", client)):
         if value is not None and not isinstance(value, str):
@@ -281,8 +305,8 @@ def _encoded(
     raw: Raw, table: Table, preprocess: Preprocess | None, confirmed: bool
 ) -> Raw:
     """The inputs as numbers, or as a schema of the table encodes them."""
-    plain = preprocess in ("none", None)
-    if plain or (preprocess == "auto" and complete_numbers(table.columns)):
+    array = table.array and complete_numbers(table.columns)
+    if preprocess in ("none", None) or (preprocess == "auto" and array):
         return raw._replace(inputs=stacked(table.columns, table.where))
     if not table.rows:
         raise DataError(f"{table.where}: there are no rows")

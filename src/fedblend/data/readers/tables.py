@@ -42,6 +42,8 @@ class Table(NamedTuple):
     index: tuple[str, ...] = ()
     """The columns that are the index of a pandas table."""
     notes: tuple[str, ...] = ()
+    array: bool = False
+    """Whether it is an array, whose columns have no names of their own."""
 
     @property
     def rows(self) -> int:
@@ -75,7 +77,7 @@ def read_table(source: Any) -> Table:
         found = _of_arrow(arrow, "table", "table")
     elif isinstance(source, np.ndarray) and source.ndim == 2:
         columns = {f"x{place}": column_of(one) for place, one in enumerate(source.T)}
-        found = Table(columns, "table", "table")
+        found = Table(columns, "table", "table", array=True)
     else:
         raise DataError(
             f"data: a {type(source).__name__} is not a path, a data frame, a dict of "

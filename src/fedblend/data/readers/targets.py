@@ -14,10 +14,8 @@ from fedblend.data.readers.tables import Table, column_of
 
 NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}
 """Texts that are no label, nor the name of a client; "-" and "?" may well be."""
-MOST_CLASSES = 20
-"""So many different whole numbers, some of them missing, may be classes."""
-MANY_CLASSES = 50
-"""More different whole numbers may be classes, but rather are quantities."""
+MOST_CLASSES = 10
+"""So many different whole numbers in a table may be classes; more are quantities."""
 
 
 def labels_of(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,10 +124,12 @@ def with_kind(raw: Raw, kind: Kind | None, where: str, name: str) -> Dataset:
             f"{Path(where).name}: targets are {' and '.join(map(str, found))} "
             'only, and taken as two classes; kind = "regression" takes them as numbers',
         )
-    if kind is None and values.dtype.kind in "iu" and len(found) > MANY_CLASSES:
+    whole = values.dtype.kind in "iu" and raw.columns
+    if kind is None and whole and len(found) > MOST_CLASSES:
+        kind = "regression"
         notes += (
             f"{Path(where).name}: targets are {len(found)} different whole numbers, "
-            'and taken as classes; kind = "regression" takes them as numbers',
+            'and taken as numbers (regression); kind = "classes" takes them as classes',
         )
     known: dict[str, Any] = {
         "keys": raw.keys,

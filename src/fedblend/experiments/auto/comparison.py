@@ -1,40 +1,44 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison behind ``fedblend auto``: look, plan, tune, run, decide, write.
+"""The comparison behind ``fedblend auto``: look, tune, decide, run, write.
 
 The folder is whole after every step: ``auto.json`` has all that is known so far,
-``runs/METHOD`` are ordinary folders of runs. The same request in the same folder goes
-on where it was interrupted.
+``runs/METHOD`` are ordinary folders of runs, of training alone, of FedAvg and of what
+is to be deployed. The same request in the same folder continues where it was
+interrupted.
 """
 
 import hashlib
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from threadpoolctl import threadpool_limits
+
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
+from fedblend.data.dataset import Task
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
-from fedblend.experiments.auto import budget, candidates, description, table, verdict
-from fedblend.experiments.auto.budget import Plan
-from fedblend.experiments.auto.candidates import (
-    ALONE,
-    Alone,
-    Candidate,
-    Point,
-    Request,
+from fedblend.experiments.auto import candidates, description, table, verdict
+from fedblend.experiments.auto.candidates import ALONE, BY_NAME, Request
+from fedblend.experiments.auto.constant import constant_losses
+from fedblend.experiments.auto.decision import (
+    JUDGED,
+    Scores,
+    decide,
+    interval,
+    mean,
+    untrained,
 )
-from fedblend.experiments.auto.decision import decide
-from fedblend.experiments.auto.tuning import Tuned, trained_alone, tune
-from fedblend.experiments.run import run_config
+from fedblend.experiments.auto.tuning import Split, measures, tune
+from fedblend.experiments.run import run_built
 from fedblend.metrics.registry import STANDARD
-from fedblend.simulation.run import Run
 from fedblend.trees import precision
 
-FORMAT = 1
+FORMAT = 2
 CRITERIA = {
     "binary": ("log_loss", "log loss"),
     "classes": ("log_loss", "log loss"),
@@ -42,10 +46,17 @@ CRITERIA = {
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
 REPORT = "report.html"
-ALWAYS = ("local_only", "fedavg")
-"""Methods that are not left out, however short the time."""
-ENOUGH = 0.7
-"""A method begins if this part of what the longest one took is left."""
+ALWAYS = (ALONE, "fedavg")
+"""Methods that are not left out, however short the time; their runs are kept."""
+SPLITS, LEAST_SPLITS, ROWS = 10, 3, 2_000_000
+"""Splits of a table, and of one so large that all splits have so many rows."""
+TUNING_SPLITS = 5
+"""Splits whose validation rows choose settings."""
+TUNING = 0.5
+"""The part of the time in which settings are chosen."""
+MADE = " columns make "
+MOST_ENTRIES = 1000
+"""Coefficients of a model: Newton's method solves systems of so many equations."""
 
 
 class Screen(NamedTuple):
@@ -62,32 +73,35 @@ class Comparison:
     def __init__(self, request: Request, out: Path, minutes: float, screen: Screen):
         self.request, self.out, self.screen = request, out, screen
         self.seconds, self._begun = 60 * minutes, time.perf_counter()
-        self.state = _opened(request, out)
-        self._metrics: tuple[str, ...] | None = None
-        self._alone: Run | None = None
+        self.state = _open(request, out)
 
     def complete(self) -> dict[str, Any]:
         """Do what is not done yet; returns the state."""
         state = self.state
         more = state["left_out"] and self.seconds > state.get("seconds", 0.0)
-        if state.get("verdict") and not more:
+        if "seconds" in state and not more:
             self._say(*description.lines(state["seen"]))
             if not (self.out / REPORT).exists():
                 table.write_report(self.out, self.out / REPORT)
             return state
-        state["left_out"] = []
         with precision("float32"):
-            first = build(self._config(candidates.BY_NAME["fedavg"], [0]))
-            self._look(first)
-            plan = self._plan(first)
-            seeds = list(range(plan.seeds))
-            built = build(self._config(candidates.BY_NAME["fedavg"], seeds))
-            for place, candidate in enumerate(candidates.CANDIDATES):
-                share = (place + 1) / len(candidates.CANDIDATES)
-                self._method(candidate, built, plan, share)
-            self._decide(built)
+            seeds = self.judge()
+            self._run(seeds)
         self._write()
         return self.state
+
+    def judge(self) -> list[int]:
+        """Look, tune and decide; the seeds of the splits."""
+        self._look(self._build("fedavg", [0], candidates.VALIDATION))
+        splits = np.clip(ROWS // self.state["seen"]["rows"], LEAST_SPLITS, SPLITS)
+        seeds = list(range(int(splits)))
+        chosen = self._build("fedavg", seeds, candidates.VALIDATION)
+        tested = self._build("fedavg", seeds, 0.0)
+        # Matrices are small: threads would wait for each other.
+        with threadpool_limits(1):
+            scores = self._compare(chosen, tested)
+        self._decide(scores, chosen, tested)
+        return seeds
 
     def folder(self, method: str) -> Path:
         """The folder of a method's run."""
@@ -106,174 +120,202 @@ class Comparison:
         text = run_folder.as_json(self.state)
         run_folder.write_text(self.out / "auto.json", text)
 
-    def _config(self, candidate: Candidate, seeds: list[int]) -> Config:
-        """A candidate's configuration at the first point of its grid."""
-        point = candidates.grid(candidate, 4)[0]
-        return self._configuration(candidate, point, seeds=seeds, rounds=1)
-
-    def _configuration(
-        self, candidate: Candidate, point: Point, **options: Any
-    ) -> Config:
+    def _config(self, name: str, seeds: list[int], **options: Any) -> Config:
+        known = self.state["methods"].get(name, {})
+        setting = known.get("setting", BY_NAME[name].first)
         return candidates.configuration(
-            self.request, candidate, point, metrics=self._metrics, **options
+            self.request, name, setting, seeds=seeds, **options
         )
+
+    def _build(self, name: str, seeds: list[int], validation: float) -> Built:
+        return build(self._config(name, seeds, validation=validation))
 
     def _look(self, built: Built) -> None:
         """Say what the table is like, and by which criterion methods are compared."""
-        data, kind = built.federated_data, built.task.kind
+        data, kind, state = built.federated_data, built.task.kind, self.state
         if kind not in CRITERIA:
             raise RunError(f"{self.request.target}: {kind} targets are not compared")
         description.check(data, kind, self.request.client, self.request.target)
-        metric, self.state["criterion"] = CRITERIA[kind]
-        self.state["metric"] = metric
-        self._metrics = tuple(dict.fromkeys([metric, *STANDARD[kind]]))
-        self.state["seen"] = description.describe(built)
-        self._say(*description.lines(self.state["seen"]))
-
-    def _plan(self, built: Built) -> Plan:
-        """The plan of an interrupted comparison, or one that fits the time."""
-        state, methods = self.state, len(candidates.CANDIDATES)
-        if "plan" not in state:
-            speed = budget.measured_speed(built)
-            left, clients = self.seconds - self._elapsed, built.federated_data.clients
-            plan = budget.plan_for(left, speed, methods, clients)
-            state["plan"], state["cuts"] = plan._asdict(), budget.cuts(plan)
-            state["speed"] = speed._asdict()
-            self._save()
-        plan = Plan(**state["plan"])
-        cut = f" To fit the time: {state['cuts']}." if state["cuts"] else ""
-        self._say(
-            f"Comparing {methods} methods by {state['criterion']}, the mean over "
-            f"clients: {plan.seeds} splits, each method tuned over {plan.grid} "
-            f"settings on validation rows, about {plan.rounds} rounds.{cut}"
-        )
-        return plan
-
-    def _method(
-        self, candidate: Candidate, built: Built, plan: Plan, share: float
-    ) -> None:
-        """Tune a method and run it, unless that is done, or there is no time for it."""
-        name, begun = candidate.name, self._elapsed
-        known = self.state["methods"].get(name, {"title": candidate.title})
-        if "test" in known:
-            return
-        took = [of.get("seconds", 0.0) for of in self.state["methods"].values()]
-        left = self.seconds - begun
-        if name not in ALWAYS and left < ENOUGH * max(took, default=0.0):
-            self.state["left_out"].append(candidate.title)
-            return
-        self.state["methods"][name] = known
-        if "tuned" not in known:
-            known["tuned"] = self._tuned(candidate, built, plan, share).plain()
-            self._save()
-        tuned = Tuned.of(known["tuned"])
-        config = self._configuration(
-            candidate,
-            tuned.point,
-            seeds=list(range(plan.seeds)),
-            rounds=tuned.rounds,
-            alone=self._trained_alone(),
-        )
-        if self._alone is None:
-            self._alone = self._run_alone(built, plan)
-        summary = run_config(
-            config,
-            self.folder(name),
-            resume=True,
-            on_step=lambda step: self.screen.stop(),
-            local=None if name == ALONE else self._alone,
-            figures=False,
-        )
-        known |= table.numbers(summary, built.federated_data.clients, self._metric)
-        known["seconds"] = round(self._elapsed - begun, 2)
+        entries = built.task.outputs * (1 + int(np.prod(built.task.shape)))
+        if entries > MOST_ENTRIES:
+            raise RunError(
+                f"{self.request.table}: makes {built.task.shape[0]} inputs and a model "
+                f"of {entries} coefficients; auto takes at most {MOST_ENTRIES}. "
+                "--drop leaves columns out; fedblend compare has methods for larger "
+                "models"
+            )
+        state["metric"], state["criterion"] = CRITERIA[kind]
+        state["kind"] = kind
+        state["seen"] = description.describe(built)
+        # What becomes of the columns is said below, column by column.
+        state["warnings"] = [line for line in built.warnings if MADE not in line]
+        self._say(*(f"warning: {line}" for line in state["warnings"]))
+        self._say(*description.lines(state["seen"]))
         self._save()
-        score = f"test {self.state['criterion']} {known['test']:.4g}"
-        self._say(f"{self._elapsed:5.1f} s  {candidate.title}: {score}")
 
-    @property
-    def _metric(self) -> str:
-        return self.state["metric"]
+    def _compare(self, chosen: Built, tested: Built) -> dict[str, Scores]:
+        """Tune every method, and score it; settings that are known stay."""
+        state, task = self.state, chosen.task
+        to_choose = [Split.of(one, "validation", task) for one in chosen.federations]
+        to_test = [Split.of(one, "test", task) for one in tested.federations]
+        state["left_out"], found = [], {}
+        self._say(
+            f"Comparing {len(candidates.CANDIDATES)} methods by {state['criterion']}, "
+            f"the mean over clients and {len(to_test)} splits; settings are chosen on "
+            "validation rows."
+        )
+        share = TUNING * self.seconds / len(candidates.CANDIDATES)
+        for place, candidate in enumerate(candidates.CANDIDATES, start=1):
+            name, begun = candidate.name, self._elapsed
+            if name not in ALWAYS and begun > TUNING * self.seconds:
+                state["left_out"].append(candidate.title)
+                continue
+            known = state["methods"].setdefault(name, {"title": candidate.title})
+            if "setting" not in known:
+                known["setting"], known["tuned"] = self._tune(
+                    task, candidate, to_choose, place * share
+                )
+            if not known["tuned"]:
+                state["left_out"].append(f"more settings of {candidate.title}")
+            validated = measures(task, name, to_choose, known["setting"])
+            measured = measures(task, name, to_test, known["setting"])
+            metric = state["metric"]
+            found[name] = Scores(validated[metric], measured[metric])
+            known["validation"] = mean(found[name].validation)
+            known["metrics"] = {key: _over(of) for key, of in measured.items()}
+            known["test"] = mean(found[name].test)
+            known["seconds"] = round(self._elapsed - begun, 2)
+            self._save()
+            score = f"test {state['criterion']} {known['test']:.4g}"
+            self._say(f"{self._elapsed:5.1f} s  {candidate.title}: {score}")
+        return found
 
-    def _tuned(
-        self, candidate: Candidate, built: Built, plan: Plan, share: float
-    ) -> Tuned:
-        def on_block() -> bool:
+    def _tune(self, task: Task, candidate: Any, splits: list[Split], until: float):
+        def going() -> bool:
             self.screen.stop()
-            return self._elapsed < budget.SHARE * share * self.seconds
+            return self._elapsed < until
 
-        return tune(
-            self._config(candidate, list(range(plan.seeds))),
-            candidate,
-            built,
-            size=plan.grid,
-            rounds=plan.rounds,
-            metric=self._metric,
-            on_block=on_block,
-        )
+        methods = self.state["methods"].items()
+        known = {name: of["setting"] for name, of in methods if "setting" in of}
+        return tune(task, candidate, splits[:TUNING_SPLITS], known, going)
 
-    def _trained_alone(self) -> Alone:
-        """How clients train alone, which is tuned first."""
-        tuned = Tuned.of(self.state["methods"][ALONE]["tuned"])
-        return Alone(tuned.point.rate, tuned.rounds)
-
-    def _run_alone(self, built: Built, plan: Plan) -> Run:
-        """Every client trained alone, once for all methods that it is compared with."""
-        tuned = Tuned.of(self.state["methods"][ALONE]["tuned"])
-        config = self._configuration(
-            candidates.BY_NAME[ALONE],
-            tuned.point,
-            seeds=list(range(plan.seeds)),
-            rounds=tuned.rounds,
-        )
-        return trained_alone(config, built, tuned, self._metric)
-
-    def _decide(self, built: Built) -> None:
+    def _decide(self, scores: dict[str, Scores], chosen: Built, tested: Built) -> None:
         """Decide by the rule of ``decision``, in the words of ``verdict``."""
-        state, methods = self.state, self.state["methods"]
-        finished = [name for name, of in methods.items() if "test" in of]
-        folders = {name: self.folder(name) for name in finished}
-        found, gains = decide(folders, built, self._metric)
-        for one in gains:
-            methods[one.name]["gain_over_alone"] = one.row()
-        tested = {name: methods[name]["test"] for name in finished}
-        # JSON has null where a model is not finite.
-        scores = {n: math.inf if of is None else of for n, of in tested.items()}
-        unfinished = [
-            methods[name]["title"]
-            for name in finished
-            if methods[name]["tuned"]["rounds"] == methods[name]["tuned"]["tried"]
+        state, methods, data = self.state, self.state["methods"], tested.federated_data
+        constants = [
+            Scores(validated, measured)
+            for validated, measured in zip(
+                _constants(chosen, "validation"),
+                _constants(tested, "test"),
+                strict=True,
+            )
         ]
-        said = verdict.sentences(
-            found, scores, state["criterion"], state["left_out"], unfinished
+        failed = untrained(scores, constants)
+        for name, why in failed.items():
+            methods[name]["not_trained"] = why
+        trained = {name: of for name, of in scores.items() if name not in failed}
+        state["deploy"] = state["findings"] = None
+        if ALONE not in trained or len(trained) < 2:
+            state["verdict"] = verdict.without_baseline(failed)
+            return
+        counts = np.min(
+            [one.splits["test"].counts for one in tested.federations], axis=0
+        )
+        names = [data.name(client) for client in range(data.clients)]
+        found = decide(trained, constants, names, counts >= JUDGED)
+        for name in trained.keys() - {ALONE}:
+            gaps = trained[ALONE].test - trained[name].test
+            ends = dict(zip(("mean_gain", "low", "high"), interval(gaps), strict=True))
+            by_client = gaps.mean(axis=0)
+            better, worse = int((by_client > 0).sum()), int((by_client < 0).sum())
+            methods[name]["gain_over_alone"] = {
+                **ends,
+                "better": better,
+                "worse": worse,
+            }
+        shown = {name: methods[name]["test"] for name in trained}
+        state["verdict"] = verdict.sentences(
+            found, shown, state["criterion"], state["left_out"], failed
         )
         state["findings"] = found.plain()
         state["deploy"] = found.choice.method if found.informative else None
-        state["verdict"] = list(said)
+
+    def _run(self, seeds: list[int]) -> None:
+        """The runs that are kept: training alone, FedAvg, and the choice."""
+        found, alone = self.state["findings"], None
+        if found is None:
+            return
+        kept = dict.fromkeys([*ALWAYS, found["choice"]["candidate"]])
+        for name in kept:
+            known = self.state["methods"][name]
+            if "not_trained" in known:
+                continue
+            begun = self._elapsed
+            metric, kind = self.state["metric"], self.state["kind"]
+            metrics = list(dict.fromkeys([metric, *STANDARD[kind]]))
+            config = self._config(name, seeds, kind=kind, metrics=metrics)
+            built = build(config)
+            summary, run = run_built(
+                config,
+                built,
+                self.folder(name),
+                metric,
+                local=alone,
+                on_step=lambda step: self.screen.stop(),
+            )
+            alone = alone or run
+            known["bits_per_client"] = table.bits(summary, built.federated_data.clients)
+            known["seconds"] += round(self._elapsed - begun, 2)
+            self._save()
 
     def _write(self) -> None:
-        """The configuration to go on with, the table of methods, and the page."""
-        chosen = self.state["findings"]["choice"]["method"]
-        config = run_folder.read_config(run_folder.Folder(self.folder(chosen)))
-        run_folder.write_text(self.out / "config.toml", dump(config))
+        """The configuration to continue with, the table of methods, and the page."""
+        found = self.state["findings"]
+        if found is not None:
+            folder = run_folder.Folder(self.folder(found["choice"]["method"]))
+            config = run_folder.read_config(folder)
+            run_folder.write_text(self.out / "config.toml", dump(config))
         run_folder.write_table(self.out / "results.csv", table.rows(self.state))
         self.state["seconds"] = self.seconds
         self._save()
-        table.write_report(self.out, self.out / REPORT)
+        if found is not None:
+            table.write_report(self.out, self.out / REPORT)
 
 
-def _opened(request: Request, out: Path) -> dict[str, Any]:
+def _over(values: np.ndarray) -> float | None:
+    """The mean over splits and clients of a metric; None where no client has one."""
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
+
+def _constants(built: Built, split: str) -> np.ndarray:
+    """The losses of both constant predictions, [2, splits, clients]."""
+    task = built.task
+    each = [
+        constant_losses(data, task.kind, task.outputs, split)
+        for data in built.federations
+    ]
+    return np.stack(each, axis=1)
+
+
+def _open(request: Request, out: Path) -> dict[str, Any]:
     """What is known of a comparison: nothing, or what the folder has."""
     if not request.table.is_file():
         raise RunError(f"{request.table}: no such file")
     digest = hashlib.sha256(request.table.read_bytes()).hexdigest()
     place = str(request.table.absolute())
     asked = {**request._asdict(), "table": place, "sha256": digest}
+    asked |= {"inputs": list(request.inputs), "drop": list(request.drop)}
     path = out / "auto.json"
     if not path.exists():
         if out.exists() and (not out.is_dir() or (out / "config.toml").exists()):
             raise RunError(f"{out}: holds something else; --out names another folder")
         return {"format": FORMAT, "request": asked, "methods": {}, "left_out": []}
     state = run_folder.read_json(path)
+    if state.get("format") != FORMAT:
+        raise RunError(
+            f"{out}: holds a comparison by another version of fedblend; --out names "
+            "another folder"
+        )
     for key, value in asked.items():
         there = (state.get("request") or {}).get(key)
         if there != value:

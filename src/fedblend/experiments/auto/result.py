@@ -3,7 +3,7 @@
 """``fb.auto``: the comparison of a table or frame, and what came out of it."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from fedblend.data.dataset import DataError
 from fedblend.data.datasets.hospitals import write_table
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.auto import table as methods
 from fedblend.experiments.auto.candidates import Request
@@ -66,8 +67,12 @@ class AutoResult:
         return methods.write_report(self.folder, Path(path))
 
     def _folder(self, method: str | None) -> Path:
-        chosen = method or self.deploy or self._state["findings"]["choice"]["method"]
-        return self.folder / "runs" / chosen
+        found = self._state["findings"]
+        chosen = method or self.deploy or (found and found["choice"]["method"])
+        if not (self.folder / "runs" / str(chosen)).is_dir():
+            kept = ", ".join(sorted(one.name for one in self.folder.glob("runs/*")))
+            raise RunError(f"method: {chosen!r} has no run; there is {kept or 'none'}")
+        return self.folder / "runs" / str(chosen)
 
     def __repr__(self) -> str:
         return "\n".join(self.verdict)
@@ -81,6 +86,8 @@ def auto(
     minutes: float = 5.0,
     out: str | Path | None = None,
     kind: str | None = None,
+    inputs: Sequence[str] = (),
+    drop: Sequence[str] = (),
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> AutoResult:
@@ -95,6 +102,8 @@ def auto(
         out: the folder of all results; a temporary one if None. A comparison of the
             same table that was interrupted there goes on.
         kind: "classes", "binary" or "regression"; by the target's values if None.
+        inputs: the columns to predict from; all others if empty.
+        drop: columns to leave out, such as an identifier or a second outcome.
         quiet: print nothing of what is seen and done.
         screen: where to say it instead, and what may stop it.
     """
@@ -102,7 +111,8 @@ def auto(
     path = Path(table) if isinstance(table, str | Path) else _stored(table, folder)
     if screen is None:
         screen = Screen() if quiet else Screen(print)
-    Comparison(Request(path, client, target, kind), folder, minutes, screen).complete()
+    request = Request(path, client, target, kind, tuple(inputs), tuple(drop))
+    Comparison(request, folder, minutes, screen).complete()
     return AutoResult(folder)
 
 

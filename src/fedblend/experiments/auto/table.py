@@ -5,42 +5,24 @@
 ``state`` is the content of ``auto.json``.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
-from fedblend.experiments.auto.candidates import BY_NAME
 from fedblend.report.page import write_page
 
-GAINS = ("mean_gain", "low", "high", "p_holm", "better", "worse")
+GAINS = ("mean_gain", "low", "high", "better", "worse")
 """What a row has of the gain over training alone."""
 
 
-def numbers(summary: dict[str, Any], clients: int, metric: str) -> dict[str, Any]:
-    """What a finished run says of a method, mean over splits.
-
-    Args:
-        summary: of the run.
-        clients: how many there are.
-        metric: the criterion.
-    """
+def bits(summary: dict[str, Any], clients: int) -> float:
+    """Bits that a client sends and receives in a finished run, mean over splits."""
     runs = summary["runs"]
-    tested = [run["measures"]["test"]["personal"] for run in runs]
-    means = {name: [of[name]["mean"] for of in tested] for name in tested[0]}
-    shown = {
-        name: None if None in values else math.fsum(values) / len(values)
-        for name, values in means.items()
-    }
-    bits = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs) / len(runs)
-    return {
-        "test": math.inf if shown[metric] is None else shown[metric],
-        "metrics": shown,
-        "bits_per_client": bits / clients,
-    }
+    total = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs)
+    return total / len(runs) / clients
 
 
 def rows(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each method that ran, as in ``results.csv``."""
+    """A row for each method that was compared, as in ``results.csv``."""
     return [
         _row(name, of, state["metric"])
         for name, of in state["methods"].items()
@@ -49,18 +31,18 @@ def rows(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(name: str, of: dict[str, Any], metric: str) -> dict[str, Any]:
-    tuned, gain = of["tuned"], of.get("gain_over_alone", {})
+    gain = of.get("gain_over_alone", {})
     return {
         "method": name,
-        "rate": tuned["point"]["rate"],
-        "setting": BY_NAME[name].setting or "",
-        "value": _cell(tuned["point"]["value"]),
-        "rounds": tuned["rounds"],
-        f"validation_{metric}": tuned["score"],
+        "setting": ", ".join(
+            f"{key} {value:g}" for key, value in of["setting"].items()
+        ),
+        f"validation_{metric}": _cell(of["validation"]),
         **{f"test_{key}": _cell(value) for key, value in of["metrics"].items()},
         **{key: _cell(gain.get(key)) for key in GAINS},
-        "bits_per_client": of["bits_per_client"],
+        "bits_per_client": _cell(of.get("bits_per_client")),
         "seconds": of["seconds"],
+        "not_trained": of.get("not_trained", ""),
     }
 
 

@@ -1,158 +1,188 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning a method: all points of its grid on all splits, as one compiled sweep.
+"""The settings of each method, chosen on validation rows, and the scores it then has.
 
-Validation rows decide on the point and on the number of rounds: the mean over clients
-and splits after every tenth of the planned rounds. Where the last look is the best,
-training goes on, up to three times the planned rounds; the same for every method.
+A setting is moved by factors of ten, then of three, while the mean over clients and
+splits on validation rows falls: one setting after the other, for every method alike.
+The models that are tested have these settings and
+are trained on all rows but the test rows.
 """
 
-import dataclasses
-import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
+from scipy.stats import rankdata
 
-from fedblend.config.build import Built
-from fedblend.config.config import Config
-from fedblend.core import Algorithm
-from fedblend.experiments.auto.candidates import LOOKS, Candidate, Point, at, grid
-from fedblend.experiments.tune import rebuilt
-from fedblend.simulation import train_alone
-from fedblend.simulation.result import Budget
-from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import RunSpec, set_up
+from fedblend.data.dataset import Task
+from fedblend.data.federated import FederatedData
+from fedblend.experiments.auto import linear
+from fedblend.experiments.auto.candidates import ALONE, Candidate
+from fedblend.experiments.auto.linear import Rows
 
-LONGEST = 3
-"""How many times the planned rounds a method may train."""
+FACTORS = (10.0, 3.0)
+LEAST, MOST = 1e-6, 1e6
+"""Of a setting."""
+ALPHAS = (0.02, 0.98)
+"""The smallest and the largest alpha."""
+LITTLE = 1e-4
+"""A smaller part of the score is no reason to move."""
+TURNS = 2
+"""How often every setting is moved."""
 
 
-class Tuned(NamedTuple):
-    """What validation rows chose for a method."""
+class Split(NamedTuple):
+    """The rows of a split: to train on, and held out."""
 
-    point: Point
-    rounds: int
-    score: float
-    """The criterion there: the mean over clients and splits."""
-    tried: int
-    """Rounds that were tried."""
-    seconds: float
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**self._asdict(), "point": self.point._asdict()}
+    train: Rows
+    held: Rows
 
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> "Tuned":
-        """From JSON."""
-        return cls(**{**plain, "point": Point(**plain["point"])})
+    def of(cls, data: FederatedData, name: str, task: Task) -> "Split":
+        """The split of federated data, with the held-out rows of this name."""
+        return cls(_scaled(data.train, task), _scaled(data.splits[name], task))
+
+
+def _scaled(shards: Any, task: Task) -> Rows:
+    """Rows with targets in the unit that models are trained in."""
+    rows = Rows.of(shards)
+    if task.kind == "regression":
+        rows.targets = (rows.targets.astype(np.float64) - task.center) / task.scale
+    return rows
+
+
+def models(
+    task: Task, name: str, rows: Rows, setting: Mapping[str, float]
+) -> np.ndarray:
+    """Every client's model by a method, [clients, entries]."""
+    if name == "flix":
+        return linear.flix_models(task.kind, rows, task.outputs, **setting)
+    share = name != ALONE
+    return linear.hierarchical_models(
+        task.kind, rows, task.outputs, **setting, share=share
+    )
+
+
+def by_client(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The mean of a client's rows, NaN without any.
+
+    >>> by_client(np.array([1.0, 3.0, 5.0]), np.array([2, 0, 1]))
+    array([ 2., nan,  5.])
+    """
+    owner = np.repeat(np.arange(len(counts)), counts)
+    total = np.bincount(owner, values, minlength=len(counts))
+    return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
+
+
+def measures(
+    task: Task, name: str, splits: Sequence[Split], setting: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Metrics of every client on its held-out rows, [splits, clients].
+
+    The criterion is the first; NaN where a client has no rows, or too few classes.
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for split in splits:
+        held = split.held
+        scores = held.scores(models(task, name, split.train, setting))
+        for key, each in _metrics(task, scores, held).items():
+            found.setdefault(key, []).append(each)
+    return {key: np.stack(each) for key, each in found.items()}
+
+
+def _metrics(task: Task, scores: np.ndarray, held: Rows) -> dict[str, np.ndarray]:
+    def mean(values: np.ndarray) -> np.ndarray:
+        return by_client(values, held.counts)
+
+    loss = mean(linear.losses(task.kind, scores, held.targets))
+    if task.kind == "regression":
+        gap = np.abs(scores[:, 0] - held.targets.reshape(len(scores)))
+        return {"mse": task.scale**2 * loss, "mae": task.scale * mean(gap)}
+    if scores.shape[1] > 1:
+        right = scores.argmax(axis=1) == held.targets
+        return {"log_loss": loss, "accuracy": mean(right)}
+    right = (scores[:, 0] > 0) == (held.targets > 0)
+    pairs = [(scores[at, 0], held.targets[at] > 0) for at in held.clients]
+    area = np.array([_area(*pair) for pair in pairs])
+    return {"log_loss": loss, "accuracy": mean(right), "auc": area}
+
+
+def _area(scores: np.ndarray, hits: np.ndarray) -> float:
+    """The area under the ROC curve: how often a hit is above another row."""
+    positive, negative = hits.sum(), (~hits).sum()
+    if not positive or not negative:
+        return float("nan")
+    ranks = rankdata(scores)[hits].sum() - positive * (positive + 1) / 2
+    return float(ranks / (positive * negative))
 
 
 def tune(
-    config: Config,
+    task: Task,
     candidate: Candidate,
-    built: Built,
-    *,
-    size: int,
-    rounds: int,
-    metric: str,
-    on_block: Callable[[], bool],
-) -> Tuned:
-    """Try all points of a candidate's grid, and take the best.
+    splits: Sequence[Split],
+    chosen: Mapping[str, Mapping[str, float]],
+    going: Callable[[], bool],
+) -> tuple[dict[str, float], bool]:
+    """The settings of a method, and whether there was time to choose them.
 
     Args:
-        config: the candidate's configuration, at any point.
+        task: what is predicted.
         candidate: the method.
-        built: the data, with a split for every seed.
-        size: points of the grid.
-        rounds: that are planned.
-        metric: what is measured on validation rows; less is better.
-        on_block: called after every block; False forbids further rounds.
+        splits: with validation rows.
+        chosen: the settings of methods that were tuned before.
+        going: False when no more settings may be tried.
     """
-    begun = time.perf_counter()
-    points = grid(candidate, size)
-    seeds = len(built.federations)
-    run = set_up(_swept(config, candidate, built, points, rounds, metric))
-    going = on_block()
-    while run.round < run.rounds:
-        for _ in run:
-            going = on_block()
-        score, place, best = _best(run, points, seeds, metric)
-        if best == run.round and run.round < LONGEST * rounds and going:
-            run.rounds += rounds
-    seconds = time.perf_counter() - begun
-    return Tuned(points[place], best, score, run.round, round(seconds, 2))
+    taken = {
+        own: chosen[name][key]
+        for own, (name, key) in candidate.takes.items()
+        if name in chosen
+    }
+    seen: dict[tuple[float, ...], float] = {}
+
+    def score(setting: Mapping[str, float]) -> float:
+        place = tuple(setting.values())
+        if place not in seen:
+            loss, *_ = measures(task, candidate.name, splits, setting).values()
+            mean = float(np.nanmean(loss))
+            seen[place] = mean if np.isfinite(mean) else np.inf
+        return seen[place]
+
+    fixed = candidate.fixed.get(task.kind, {})
+    moving = [key for key in candidate.first if key not in fixed]
+    first = {**candidate.first, **taken, **fixed}
+    ends = [_descend(score, first, moving, going)]
+    if candidate.again:
+        ends.append(_descend(score, {**first, **candidate.again}, moving, going))
+    return min((here for here, _ in ends), key=score), all(done for _, done in ends)
 
 
-def trained_alone(config: Config, built: Built, tuned: Tuned, metric: str) -> Run:
-    """Every client trained alone, as tuned: what all methods are compared with."""
-    spec = dataclasses.replace(
-        built.spec,
-        algorithm=rebuilt(config, built),
-        rounds=tuned.rounds,
-        every=tuned.rounds,
-        splits=config.measure.splits,
-    )
-    run = set_up(spec)
-    rows = train_alone.ROWS[True]
-    run.budget = Budget(tuned.rounds, rows, metric, tuned.tried)
-    return run.complete()
+def _descend(
+    score: Callable[[Mapping[str, float]], float],
+    here: dict[str, float],
+    moving: Sequence[str],
+    going: Callable[[], bool],
+) -> tuple[dict[str, float], bool]:
+    """Move one setting after the other while the score falls; whether it is done."""
+    best = score(here)
+    for factor in FACTORS:
+        for key in [*moving] * TURNS:
+            for change in (factor, 1 / factor):
+                while (there := {**here, key: _moved(key, here[key], change)}) != here:
+                    if not going():
+                        return here, False
+                    if score(there) >= best - LITTLE * abs(best):
+                        break
+                    here, best = there, score(there)
+    return here, True
 
 
-def _swept(
-    config: Config,
-    candidate: Candidate,
-    built: Built,
-    points: list[Point],
-    rounds: int,
-    metric: str,
-) -> RunSpec:
-    """A sweep over all points, each on all splits."""
-    seeds = len(built.federations)
-    every = [(point, seed) for point in points for seed in range(seeds)]
-    keys = jnp.atleast_1d(built.key)
+def _moved(key: str, value: float, factor: float) -> float:
+    """A setting times a factor; of alpha, the odds move by its root.
 
-    def algorithm(point: Any) -> Algorithm:
-        return rebuilt(at(config, candidate, point), built)
-
-    return dataclasses.replace(
-        built.spec,
-        algorithm=algorithm,
-        federated_data=[built.federations[seed] for _, seed in every],
-        key=jnp.stack([keys[seed] for _, seed in every]),
-        over={
-            "rate": jnp.asarray([point.rate for point, _ in every], float),
-            "value": jnp.asarray([point.value or 0.0 for point, _ in every], float),
-        },
-        rounds=rounds,
-        every=max(rounds // LOOKS, 1),
-        measure={metric: built.measures[metric]},
-        splits=["validation"],
-    )
-
-
-def _best(
-    run: Run, points: list[Point], seeds: int, metric: str
-) -> tuple[float, int, int]:
-    """The best score, the place of its point, and after how many rounds.
-
-    A setting at which the model of any client is not finite is out: the mean over the
-    other clients would not show it.
+    >>> _moved("ridge", 0.01, 10.0), _moved("alpha", 0.5, 9.0)
+    (0.1, 0.75)
     """
-    found = (math.inf, 0, run.records[1][0].round)
-    spreads = [
-        [one.measures["validation"]["personal"][metric] for one in block]
-        for block in run.records
-    ]
-    clients = max(of.clients for of in spreads[0])
-    for block, looks in zip(run.records[1:], spreads[1:], strict=True):
-        values = [of.mean if of.clients == clients else math.inf for of in looks]
-        scores = np.reshape(values, (len(points), seeds)).mean(axis=1)
-        scores = np.where(np.isfinite(scores), scores, np.inf)
-        place = int(scores.argmin())
-        if scores[place] < found[0]:
-            found = (float(scores[place]), place, block[0].round)
-    return found
+    if key == "alpha":
+        odds = value / (1 - value) * np.sqrt(factor)
+        return float(f"{np.clip(odds / (1 + odds), *ALPHAS):.3g}")
+    return float(f"{np.clip(value * factor, LEAST, MOST):.3g}")

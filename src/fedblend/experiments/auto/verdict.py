@@ -1,20 +1,37 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict of a comparison in three sentences: what to deploy, who gains, how sure.
+"""The verdict in three sentences: what to deploy, who gains, how sure that is.
 
-``scores`` are the criterion of every method on test rows, mean over clients and splits.
+``scores`` are the criterion of every trained method on test rows, mean over clients and
+splits.
 """
 
 from collections.abc import Mapping, Sequence
 
-from fedblend.experiments.auto.candidates import ALONE, BY_NAME, FEW_CLIENTS
-from fedblend.experiments.auto.decision import Clients, Findings
-from fedblend.experiments.differences import LEVEL
+from fedblend.experiments.auto.candidates import ALONE, BY_NAME
+from fedblend.experiments.auto.decision import FEW_CLIENTS, Clients, Findings
 
 NAMED = 5
 """Names that a list shows."""
+WORSE = {
+    "alone": "is clearly worse",
+    "open": "is not clearly better",
+    "negligible": "is better by a negligible amount only",
+}
+"""Why clients train alone, by the answer of the question that decides."""
 TINY = 0.0001
 """Below it a p-value has no meaning of its own."""
+
+
+def without_baseline(reasons: Mapping[str, str]) -> list[str]:
+    """What is said where training alone, or every other method, is not trained."""
+    return [f"No verdict: {_failures(reasons)}, so there is nothing to compare."]
+
+
+def _failures(reasons: Mapping[str, str]) -> str:
+    return listed(
+        [f"{_title(name)} is not trained ({why})" for name, why in reasons.items()]
+    )
 
 
 def sentences(
@@ -22,69 +39,60 @@ def sentences(
     scores: Mapping[str, float],
     criterion: str,
     left_out: Sequence[str] = (),
-    unfinished: Sequence[str] = (),
-) -> tuple[str, str, str]:
+    failed: Mapping[str, str] | None = None,
+) -> list[str]:
     """What to deploy; who gains and who does not; how sure that is.
 
     Args:
         of: what was found.
         scores: see the module's text.
         criterion: its name.
-        left_out: titles of the methods that there was no time for.
-        unfinished: titles of those that were still improving in their last round.
+        left_out: titles of the methods that there was no time for, or too little.
+        failed: methods that are not trained, and why.
     """
     shown = {name: f"{score:.4g}" for name, score in scores.items()}
+    method, other = of.choice.method, of.choice.candidate
+    # The mean and the ranks answer two questions, and may answer them differently.
+    whom = "" if of.mean_gain[1] > 0 else " for most clients"
     if not of.informative:
         what = (
-            "Deploy nothing yet: no method predicts the target clearly better than a "
-            "constant does, so this table cannot tell what to deploy."
+            f"Deploy nothing yet: {_title(of.better)}, the best method, does not "
+            "predict the target clearly better than a constant does (test "
+            f"{criterion} {shown[of.better]}; constant {of.constant:.4g}), so this table "
+            "cannot tell what to deploy"
         )
-    elif of.choice.method == ALONE:
-        what = _alone(of, shown, criterion)
+    elif method == ALONE:
+        why = WORSE[of.answer]
+        what = (
+            f"Train alone: the best federated method, {_title(other)}, {why} (test "
+            f"{criterion} {shown[ALONE]} alone, {shown[other]} with it)"
+        )
     else:
-        what = _together(of, shown, criterion)
-    sure = _how_sure(of, criterion)
+        what = (
+            f"Deploy {_title(method)}: it is clearly better than training alone{whom} "
+            f"(test {criterion} {shown[method]}; alone {shown[ALONE]})"
+            f"{_others(of, shown)}"
+        )
+    if failed:
+        what += f". {_failures(failed)}"
     if left_out:
-        sure += f"; there was no time for {listed(left_out)}"
-    if unfinished:
-        sure += f"; more rounds might improve {listed(unfinished)}"
-    return what, _who(of), f"{sure}."
+        what += f". There was no time for {listed(left_out)}, which may be better"
+    return [f"{what}.", _who(of), _how_sure(of, criterion)]
 
 
-def _alone(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
-    others = [name for name in of.choice.alike if name != ALONE]
-    why = "every federated method is clearly worse"
-    if others:
-        why = "no federated method is clearly better"
-    best = of.versus_alone
-    return (
-        f"Train alone: {why} (test {criterion} {shown[ALONE]} alone, {shown[best]} by "
-        f"{_title(best)}, the best of them on validation rows)."
-    )
-
-
-def _together(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
-    method = of.choice.method
-    # Simpler ones among these are no clear gain over training alone.
-    place = of.choice.alike.index(method)
-    simpler, alike = of.choice.alike[:place], of.choice.alike[place + 1 :]
-    why = "it is the best on average" if simpler else "it is clearly the best"
-    if alike:
-        others = listed([f"{_title(name)} {shown[name]}" for name in alike])
-        pay = "pay and " if simpler else ""
-        why = f"it is the simplest of those that {pay}cannot be told apart ({others})"
-    return (
-        f"Deploy {_title(method)} (test {criterion} {shown[method]}; alone "
-        f"{shown[ALONE]}): {why}."
-    )
+def _others(of: Findings, shown: Mapping[str, str]) -> str:
+    alike = [f"{_title(name)} {shown[name]}" for name in of.choice.alike[1:]]
+    if not alike:
+        return ""
+    return f", and the simplest of the methods that are as good ({listed(alike)})"
 
 
 def _who(of: Findings) -> str:
-    who, title = of.who, _title(of.versus_alone)
+    who, title = of.who, _title(of.choice.candidate)
     text = f"{title} scores better than training alone for {who.better} of "
     text += f"{who.measured} clients; {_judged(who)}"
     others = [name for name in of.shared_harms if name not in who.harmed]
-    if others and of.versus_alone != "fedavg":
+    if others and of.choice.candidate != "fedavg":
         text += f"; FedAvg's one model for all would harm {listed(others)}"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -110,34 +118,26 @@ def _judged(who: Clients) -> str:
 def _how_sure(of: Findings, criterion: str) -> str:
     mean, low, high = of.mean_gain
     chance = f"p = {of.p:.2g}" if of.p >= TINY else f"p < {TINY}"
-    test = "a signed-rank test over clients"
+    test = "signed-rank test over clients"
     if of.clients < FEW_CLIENTS:
-        test = "a t-test over splits"
-    test += f" after Holm's correction for {of.comparisons} ({chance})"
-    title = _title(of.versus_alone)
-    text = f"How sure: over {of.clients} clients and {of.splits} splits {title} "
+        test = "t test over splits"
+    change = "improves" if mean >= 0 else "worsens"
     if mean < 0:
+        mean, low, high = -mean, -high, -low
+    text = (
+        f"How sure: over {of.clients} clients and {of.splits} splits "
+        f"{_title(of.choice.candidate)} {change} the test {criterion} of training "
+        f"alone by {mean:.3g} on average (95 % interval {low:.3g} to {high:.3g}; "
+        f"{test}, {chance})"
+    )
+    if of.answer == "open":
         text += (
-            f"is worse than training alone by {-mean:.3g} in test {criterion} on "
-            f"average (95 % interval {-high:.3g} to {-low:.3g})"
+            f"; a table like this shows a mean gain of {of.detectable:.3g} four times "
+            "out of five"
         )
-        who = (
-            "that most clients gain is" if of.p < LEVEL else "that it is better is not"
-        )
-        text += f"; {who} clear by {test}"
-    else:
-        text += (
-            f"improves the test {criterion} of training alone by {mean:.3g} on average "
-            f"(95 % interval {low:.3g} to {high:.3g}), "
-        )
-        sure = "clear" if of.p < LEVEL else "not clear"
-        # The mean and the ranks answer two questions, and may answer them differently.
-        if of.p < LEVEL and low <= 0:
-            sure = "not clear on average, but clear for most clients"
-        text += f"{sure} by {test}"
     if of.who.small:
         text += f"; {_have(of.who.small, 'client')} too few test rows to be judged"
-    return text
+    return f"{text}."
 
 
 def _have(count: int, noun: str = "") -> str:

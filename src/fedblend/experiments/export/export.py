@@ -32,7 +32,9 @@ def _onnx(portable: Portable) -> bytes:
 
 
 def _torch(portable: Portable) -> bytes:
-    facts = {**portable.facts, "format": "pt"}
+    facts, task = {**portable.facts, "format": "pt"}, portable.task
+    if (task.center, task.scale) != (0, 1):
+        facts |= {"center": str(task.center), "scale": str(task.scale)}
     return pack_named(state_dict(portable.params), facts)
 
 

@@ -120,7 +120,7 @@ def _quantity(graph: Graph, column: Column, fitted: Fitted) -> str:
     filled = graph.add("Where", absent, mean, name)
     parts = [filled]
     if column.encoding != "as_is":
-        scale = np.asarray(fitted.deviation or 1.0, np.float64)
+        scale = np.asarray(fitted.scale, np.float64)
         away = graph.add("Div", graph.add("Sub", filled, mean), scale)
         parts = [graph.add("Clip", away, *np.array([-FARTHEST, FARTHEST]))]
     for part in column.parts:

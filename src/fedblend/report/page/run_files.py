@@ -99,10 +99,12 @@ def kept_verdict(paths: Sequence[Path]) -> Kept | None:
     state = read_json(file)
     try:
         lines = [str(line) for line in state.get("verdict") or ()]
-        if not lines:
+        if not lines or not state["findings"]:
             return None
+        lines = [*map(str, state.get("warnings", ())), *lines]
         found = state["findings"]
-        done = {name: of for name, of in state["methods"].items() if "test" in of}
+        places = {path.name for path in run_folders(paths)}
+        done = {name: of for name, of in state["methods"].items() if name in places}
         order = sorted(done, key=lambda name: name != found["choice"]["method"])
         titles = {name: str(done[name]["title"]) for name in order}
         tone = "open" if state["deploy"] is None else _tone(found)
@@ -115,7 +117,7 @@ def _tone(found: Plain) -> str:
     """Whether taking part pays, by what ``fedblend auto`` found."""
     choice, (_, low, _) = found["choice"], found["mean_gain"]
     if choice["method"] == AUTO_ALONE:
-        return "open" if choice["alike"][1:] else "bad"
+        return "bad" if found["answer"] == "alone" else "open"
     if found["p"] is None or found["p"] >= LEVEL or low is None or low <= 0:
         return "open"
     return "mixed" if found["who"]["harmed"] else "good"

@@ -1,0 +1,190 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Hierarchical model: a shared model, and own deviations found by Newton's method.
+
+The problem, with n_i rows at client i, N in all, and f_i the mean loss of its rows::
+
+    min over shared, d_1 .. d_n of
+        sum_i n_i f_i(shared + d_i) + 1/2 sum_ij d_ij^2 / v_j + N/2 sum_j r_j shared_j^2
+
+For an intercept (a leaf named "bias") v_j is ``level`` and r_j is 0; for all other
+parameters v_j is ``slopes`` and r_j is ``ridge``. This is L2GD's objective with a
+penalty for each kind of parameter. For squared errors the optimum is that of a linear
+mixed model, v being the variance of the clients' deviations over that of the noise. No
+variance keeps a parameter the same for all: ``level = slopes = 0`` is the model that
+FedAvg looks for, ``slopes = 0`` one model with own intercepts. A round, with
+d_i = V^(1/2) u_i::
+
+    u_i    <- ``steps`` Newton steps on  f_i(shared + V^(1/2) u) + |u|^2 / (2 n_i)
+    sends     gradient and Hessian of that minimum as a function of shared
+    shared <- shared - rate * (mean Hessian + R)^-1 (mean gradient + R shared)
+
+    personal_i = shared + V^(1/2) u_i
+
+For squared errors one round of one step is exact. A message has p (p + 3) / 2 numbers
+for p parameters: this is for models of at most some hundreds. Clients keep no state.
+With ``share = False`` nothing travels: every client has the ridge regression of its own
+rows, with d_i from the initial parameters.
+
+Where this differs from the paper: L2GD takes random gradient steps toward the same
+optimum.
+
+Reference: Hanzely, Richtárik, "Federated learning of a mixture of global and local
+models", 2020, arXiv:2002.05516.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import trees
+from fedblend.batches import draw
+from fedblend.checks import FLAG, NOT_NEGATIVE, gate
+from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
+from fedblend.errors import UserError
+from fedblend.local import WORK, Work, planned
+from fedblend.losses import objective
+from fedblend.registry import ADAPTS, algorithm
+from fedblend.solvers import newton_step, solve_system
+
+
+class HierarchicalClient(NamedTuple):
+    """The state of a client: what it deviates from where nothing is shared."""
+
+    start: PyTree
+
+
+class _Own(NamedTuple):
+    """A client's deviation, and what its message is made of; vectors."""
+
+    shared: jax.Array
+    u: jax.Array
+    scale: jax.Array
+    """V^(1/2)."""
+    loss: Callable[[jax.Array], jax.Array]
+    rows: jax.Array
+
+    @property
+    def model(self) -> jax.Array:
+        return self.shared + self.scale * self.u
+
+
+def _by_kind(params: PyTree, level: Any, others: Any) -> jax.Array:
+    """A vector over the parameters: one number for intercepts, one for the others."""
+
+    def each(path, leaf):
+        value = level if path.split("/")[-1] == "bias" else others
+        return jnp.full(leaf.shape, value, leaf.dtype)
+
+    return trees.ravel(trees.map_with_path(each, params))[0]
+
+
+@algorithm(sends=("update", "gradients"), new_client=ADAPTS)
+@gate(**WORK, level=NOT_NEGATIVE, slopes=NOT_NEGATIVE, ridge=NOT_NEGATIVE, share=FLAG)
+def hierarchical(
+    loss: Loss,
+    work: Work,
+    *,
+    level: float = 1.0,
+    slopes: float = 0.0,
+    ridge: float = 0.0,
+    share: bool = True,
+) -> Algorithm:
+    """A shared model and own deviations, found by Newton's method.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``, convex.
+        work: length of the server's step (1 is Newton's), Newton steps of a client on
+            its deviation, and rows that it uses per round (None for all).
+        level: variance of own intercepts over that of a row's noise; 0 for none.
+        slopes: the same for all other parameters.
+        ridge: penalty on the shared parameters that are no intercepts.
+        share: whether there is a shared model; without, every client trains alone.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, optimum = fb.datasets.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.hierarchical(
+        ...     fb.datasets.quadratic_loss, fb.Work(1.0, steps=1, batch_size=None)
+        ... )
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
+        ...                   rounds=1, weights="uniform")
+        >>> bool(jnp.allclose(run.complete().shared, optimum, atol=1e-4))
+        True
+    """
+    if not isinstance(work.optimizer, int | float | jax.Array):
+        allowed = "a number, the length of the server's Newton step"
+        raise UserError("hierarchical: work: optimizer", work.optimizer, allowed)
+
+    def own(params, shard, key):
+        shared, layout = trees.ravel(params)
+        batch = draw(shard, key, work.batch_size)
+        rows = jnp.maximum(shard.count, 1).astype(shared.dtype)
+        scale = jnp.sqrt(_by_kind(params, level, slopes))
+
+        def local(vector):
+            return objective(loss, trees.unravel(vector, layout), batch)
+
+        def value(u):
+            return local(shared + scale * u) + 0.5 * jnp.vdot(u, u) / rows
+
+        steps, _ = planned(shard, work)
+        u = jax.lax.fori_loop(
+            0, steps, lambda _, u: newton_step(value, u), jnp.zeros_like(shared)
+        )
+        return _Own(shared, u, scale, local, rows), layout
+
+    def enroll(params, shard, key):
+        return (), () if share else HierarchicalClient(params)
+
+    def client(down, client, shard, key):
+        if not share:
+            return Up(delta=None), client
+        found, layout = own(down.shared, shard, key)
+        slope = jax.grad(found.loss)(found.model)
+        curve = jax.hessian(found.loss)(found.model)
+        # The minimum over u, to second order in shared: a Schur complement.
+        cross = curve * found.scale[None]
+        inner = jnp.diag(1 / found.rows + 0 * slope) + found.scale[:, None] * cross
+        right = found.scale * slope + found.u / found.rows
+        solved = solve_system(inner, jnp.column_stack([cross.T, right]))
+        raw = trees.unravel(slope - cross @ solved[:, -1], layout)
+        curve = curve - cross @ solved[:, :-1]
+        places = jnp.triu_indices(len(slope))
+        gradient = trees.add_where_given(raw, down.correction)
+        return Up(gradient, mean_gradient=raw, extra=curve[places]), client
+
+    def server(aggregate, down, server, central, key):
+        if not share:
+            return down, server
+        shared, layout = trees.ravel(down.shared)
+        penalty = _by_kind(down.shared, 0.0, ridge)
+        gradient = trees.ravel(aggregate.mean.delta)[0] + penalty * shared
+        places = jnp.triu_indices(len(shared))
+        upper = (
+            jnp.zeros((len(shared),) * 2, shared.dtype)
+            .at[places]
+            .set(aggregate.mean.extra)
+        )
+        curve = upper + jnp.triu(upper, 1).T + jnp.diag(penalty)
+        # Softmax leaves one direction free: no step there, and the optimum stays.
+        least = jnp.finfo(curve.dtype).eps * jnp.diagonal(curve).max()
+        curve = curve + 10 * least * jnp.eye(len(shared), dtype=curve.dtype)
+        rate = jnp.asarray(work.optimizer, shared.dtype)
+        moved = shared - rate * solve_system(curve, gradient)
+        return down._replace(shared=trees.unravel(moved, layout)), server
+
+    def personal(down, client, shard, key):
+        found, layout = own(down.shared if share else client.start, shard, key)
+        return trees.unravel(found.model, layout)
+
+    found = Algorithm(
+        enroll, from_params, client, server, personal, needs=Needs(mean=True)
+    )
+    if share:
+        return found
+    return found._replace(
+        tell=lambda down, request: down._replace(shared=None, correction=None)
+    )

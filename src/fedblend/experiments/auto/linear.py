@@ -1,0 +1,261 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Linear models of all clients at their optimum, with all rows in one place.
+
+Models are vectors of outputs times 1 + inputs entries, an output's intercept before its
+slopes. ``hierarchical_models`` and ``flix_models`` minimize what
+``algorithms.hierarchical`` and ``algorithms.flix`` minimize in rounds, by Newton's
+method with step halving on all variables at once; those of single clients are
+eliminated. For squared errors one step is exact.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, log_expit, log_softmax
+
+MOST_STEPS = 30
+TOLERANCE = 1e-9
+"""A step that lowers the objective by a smaller part of its first value is the last."""
+DAMPING = 1e-9
+"""Of the largest curvature: softmax leaves directions free."""
+
+
+class Rows:
+    """Rows of all clients, one client after another.
+
+    ``inputs`` are [rows, 1 + inputs], ones first; ``counts`` the rows of each client.
+    """
+
+    def __init__(self, inputs: np.ndarray, targets: np.ndarray, counts: np.ndarray):
+        self.inputs, self.targets, self.counts = inputs, targets, counts
+        ends = np.cumsum(counts)
+        self.clients = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
+
+    @classmethod
+    def of(cls, shards: Any) -> "Rows":
+        """The rows of a split of federated data."""
+        places = zip(shards.starts, shards.counts, strict=True)
+        order = np.concatenate([np.arange(at, at + count) for at, count in places])
+        inputs, targets = (np.asarray(leaf)[order] for leaf in shards.examples)
+        inputs = inputs.reshape(len(inputs), -1).astype(np.float64)
+        inputs = np.hstack([np.ones((len(inputs), 1)), inputs])
+        return cls(inputs, targets, np.asarray(shards.counts))
+
+    @cached_property
+    def grams(self) -> np.ndarray:
+        """Every client's curvature for squared errors."""
+        parts = [self.inputs[at] for at in self.clients]
+        return np.stack([part.T @ part for part in parts])
+
+    def scores(self, models: np.ndarray) -> np.ndarray:
+        """[rows, outputs] by the model of each row's client, or by one for all."""
+        shaped = models.reshape(len(models), -1, self.inputs.shape[1])
+        if len(models) == 1:
+            return self.inputs @ shaped[0].T
+        parts = zip(self.clients, shaped, strict=True)
+        return np.concatenate([self.inputs[at] @ model.T for at, model in parts])
+
+
+def losses(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The criterion of single rows: squared error, or log loss."""
+    if kind == "regression":
+        return (scores[:, 0] - targets.reshape(len(scores))) ** 2
+    if scores.shape[1] == 1:
+        return -log_expit(np.where(targets > 0, scores[:, 0], -scores[:, 0]))
+    return -log_softmax(scores, axis=1)[np.arange(len(scores)), targets]
+
+
+def _trained(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """What is minimized: half the squared error."""
+    return losses(kind, scores, targets) / (2 if kind == "regression" else 1)
+
+
+def _derivatives(kind: str, scores: np.ndarray, targets: np.ndarray):
+    """Of the loss in the scores: [rows, outputs], and [rows, outputs, outputs]."""
+    if kind == "regression":
+        gap = scores - targets.reshape(len(scores), 1)
+        return gap, np.ones((len(scores), 1, 1))
+    if scores.shape[1] == 1:
+        chance = expit(scores)
+        return chance - (targets[:, None] > 0), (chance * (1 - chance))[:, :, None]
+    chance, every = np.exp(log_softmax(scores, axis=1)), np.eye(scores.shape[1])
+    return chance - every[targets], chance[:, :, None] * (every - chance[:, None, :])
+
+
+def _curvature(inputs: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The Hessian in the entries of a model."""
+    outputs, width = second.shape[1], inputs.shape[1]
+    found = np.empty((outputs, width, outputs, width))
+    for left in range(outputs):
+        for right in range(outputs):
+            found[left, :, right] = (inputs.T * second[:, left, right]) @ inputs
+    return found.reshape(outputs * width, -1)
+
+
+def _minimize(
+    value: Callable[[np.ndarray], float],
+    step: Callable[[np.ndarray], tuple[np.ndarray, float]],
+    start: np.ndarray,
+) -> np.ndarray:
+    """Newton's method; ``step`` gives the move and by how much it promises to lower."""
+    here, before = start, value(start)
+    enough = TOLERANCE * abs(before)
+    for _ in range(MOST_STEPS):
+        move, promised = step(here)
+        length, after = 1.0, value(here - move)
+        while not after <= before - 1e-4 * length * promised:
+            length /= 2
+            if length < 1e-6:
+                return here
+            after = value(here - length * move)
+        here, gained, before = here - length * move, before - after, after
+        if gained <= enough:
+            break
+    return here
+
+
+def _solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    largest = np.diagonal(matrix).max(initial=1e-300)
+    return np.linalg.solve(matrix + DAMPING * largest * np.eye(len(matrix)), right)
+
+
+def one_model(
+    kind: str,
+    rows: Rows,
+    outputs: int,
+    penalty: np.ndarray,
+    *,
+    toward: np.ndarray | float = 0.0,
+    offset: np.ndarray | float = 0.0,
+    weights: np.ndarray | float = 1.0,
+) -> np.ndarray:
+    """The model of all rows together.
+
+    Args:
+        kind: "classes", "binary" or "regression".
+        rows: that are trained on.
+        outputs: scores of a row.
+        penalty: of each entry of the model.
+        toward: where the penalty is zero.
+        offset: what is added to the scores, [rows, outputs].
+        weights: of the rows.
+    """
+    weights = np.broadcast_to(weights, len(rows.targets))
+
+    def value(model):
+        each = _trained(kind, offset + rows.scores(model[None]), rows.targets)
+        return weights @ each + 0.5 * penalty @ (model - toward) ** 2
+
+    def step(model):
+        scores = offset + rows.scores(model[None])
+        first, second = _derivatives(kind, scores, rows.targets)
+        slope = ((first * weights[:, None]).T @ rows.inputs).ravel()
+        slope = slope + penalty * (model - toward)
+        curve = _curvature(rows.inputs, second * weights[:, None, None])
+        move = _solve(curve + np.diag(penalty), slope)
+        return move, slope @ move
+
+    return _minimize(value, step, np.zeros(outputs * rows.inputs.shape[1]))
+
+
+def _by_kind(rows: Rows, outputs: int, level: float, slopes: float) -> np.ndarray:
+    """A vector over the entries of a model."""
+    found = np.full((outputs, rows.inputs.shape[1]), float(slopes))
+    found[:, 0] = level
+    return found.ravel()
+
+
+def hierarchical_models(
+    kind: str,
+    rows: Rows,
+    outputs: int,
+    *,
+    level: float = 0.0,
+    slopes: float = 0.0,
+    ridge: float = 0.0,
+    share: bool = True,
+) -> np.ndarray:
+    """Every client's model, [clients, entries]; options of ``fb.hierarchical``."""
+    scale = np.sqrt(_by_kind(rows, outputs, level, slopes))
+    penalty = len(rows.targets) * _by_kind(rows, outputs, 0.0, ridge)
+    if not scale.any():
+        model = one_model(kind, rows, outputs, penalty)
+        return np.repeat(model[None], len(rows.counts), axis=0)
+    scales = np.broadcast_to(scale, (len(rows.counts), len(scale)))
+    return _joint(kind, rows, scales, penalty, share)
+
+
+def flix_models(
+    kind: str, rows: Rows, outputs: int, *, alpha: float, l2: float
+) -> np.ndarray:
+    """Every client's mixture, [clients, entries]; ``l2`` is that of all losses."""
+    size = outputs * rows.inputs.shape[1]
+    counts = np.maximum(rows.counts, 1)
+    scales = np.broadcast_to(1 / np.sqrt(l2 * counts)[:, None], (len(counts), size))
+    own = (1 - alpha) * _joint(kind, rows, scales, np.zeros(size), False)
+    # All clients weigh the same, and what is penalized is the mixture.
+    seen = rows.counts > 0
+    shared = one_model(
+        kind,
+        Rows(alpha * rows.inputs, rows.targets, rows.counts),
+        outputs,
+        np.full(size, seen.sum() * l2 * alpha**2),
+        toward=-own[seen].mean(axis=0) / alpha,
+        offset=rows.scores(own),
+        weights=np.repeat(1 / counts, rows.counts),
+    )
+    return alpha * shared + own
+
+
+def _joint(
+    kind: str, rows: Rows, scales: np.ndarray, penalty: np.ndarray, share: bool
+) -> np.ndarray:
+    """Models shared + scales_i * u_i, over shared and all u_i, with 1/2 |u_i|^2."""
+    clients, size = scales.shape
+    # Only these entries differ between clients.
+    (own,) = np.nonzero(scales.any(axis=0))
+    scales = scales[:, own]
+
+    def parts(here):
+        return here[:size], here[size:].reshape(clients, len(own))
+
+    def models(here):
+        shared, u = parts(here)
+        found = np.repeat(shared[None], clients, axis=0)
+        found[:, own] += scales * u
+        return found
+
+    def value(here):
+        shared, u = parts(here)
+        each = _trained(kind, rows.scores(models(here)), rows.targets)
+        return each.sum() + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
+
+    def step(here):
+        shared, u = parts(here)
+        first, second = _derivatives(kind, rows.scores(models(here)), rows.targets)
+        by_client = [(first[at], second[at], rows.inputs[at]) for at in rows.clients]
+        slope = np.stack([(down.T @ inputs).ravel() for down, _, inputs in by_client])
+        if kind == "regression":
+            curve = rows.grams
+        else:
+            curve = np.stack(
+                [_curvature(inputs, bend) for _, bend, inputs in by_client]
+            )
+        cross = curve[:, :, own] * scales[:, None, :]
+        inner = scales[:, :, None] * cross[:, own] + np.eye(len(own))
+        slope_own = scales * slope[:, own] + u
+        move, slope_shared = np.zeros(size), slope.sum(0) + penalty * shared
+        if share:
+            sides = [cross.transpose(0, 2, 1), slope_own[:, :, None]]
+            rest = cross @ np.linalg.solve(inner, np.concatenate(sides, axis=2))
+            total = (curve - rest[:, :, :-1]).sum(0) + np.diag(penalty)
+            move = _solve(total, slope_shared - rest[:, :, -1].sum(0))
+        gap = slope_own - scales * (curve[:, own] @ move)
+        turn = np.linalg.solve(inner, gap[:, :, None])[:, :, 0]
+        promised = slope_shared @ move + (slope_own * turn).sum()
+        return np.concatenate([move, turn.ravel()]), promised
+
+    return models(_minimize(value, step, np.zeros(size + scales.size)))
