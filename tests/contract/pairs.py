@@ -87,7 +87,7 @@ def problem(algorithm: str) -> problems.Problem:
     if form != "neighbors":  # knn_per has inputs and labels alone
         fields = (*fields, np.tile([[0, 1]], (len(fields[1]), 1)))
     rows = [
-        range(start, start + count)
+        np.arange(start, start + count)
         for start, count in zip(train.starts, train.counts, strict=True)
     ]
     on = plain._replace(

@@ -73,7 +73,8 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
     """
     require_constant_rate("scaffnew: work", work)
     rate = POSITIVE("scaffnew: work: optimizer", work.optimizer)
-    p = 1 / COUNT("scaffnew: work: steps", work.steps)
+    steps = COUNT("scaffnew: work: steps", work.steps)
+    p = 1 / steps
     train = partial(descend_times, gradient(loss), work=work)
 
     def tossed(key) -> Coin:
@@ -103,6 +104,6 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
         done = trees.add(server, down.extra)
         return down._replace(shared=shared, extra=tossed(key)), done
 
-    several = is_traced(work.steps) or work.steps > 1
+    several = is_traced(steps) or steps > 1
     needs = Needs(everyone=True, mean=True, feedback=INSTEAD if several else "")
     return Algorithm(enroll, start, client, server, needs=needs)
