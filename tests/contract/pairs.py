@@ -42,7 +42,12 @@ from fedblend.transforms.mixed_fl.central_loss import of_parameters  # noqa: E40
 
 PAGE = HOME / "docs" / "pairs.md"
 CLIENTS, ROUNDS, RATE = 4, 800, 0.05
-SEVERAL = ("scaffold", "l2gd", *(n for n, one in ALGORITHMS.items() if one.coin))
+SEVERAL = (
+    "scaffold",
+    "scaffnew",
+    "l2gd",
+    *(n for n, one in ALGORITHMS.items() if one.coin),
+)
 """Methods whose rounds have several steps and still end at the optimum, and L2GD, which
 needs several; the others take one."""
 SAME = 1e-3
@@ -120,14 +125,9 @@ def _everything(on: problems.Problem):
 
 
 def _table(on: problems.Problem) -> str:
-    """A parameter of two rows, all of which every client uses."""
-    found = named(on.params)
-    return next(path for path, leaf in found.items() if leaf.shape[:1] == (2,))
-
-
-def _numbers(on: problems.Problem) -> str:
-    """The field with the numbers of rows, which is the last one."""
-    return str(len(on.federated_data.train.examples) - 1)
+    """The last parameter with a row for every number that the last field has."""
+    rows = on.federated_data.train.examples[-1].max() + 1
+    return [path for path, leaf in named(on.params).items() if len(leaf) >= rows][-1]
 
 
 PRIVATE: dict[str, Any] = {
@@ -152,7 +152,10 @@ WITH = {
     "dp_ftrl": lambda made, on: transforms.dp_ftrl(made, **PRIVATE, tree=64),
     "ef21": lambda made, on: transforms.ef21(made, compress.top_k(1)),
     "fedselect": lambda made, on: transforms.fedselect(
-        made, on.federated_data, rows={_table(on): [_numbers(on)]}
+        made,
+        on.federated_data,
+        rows={_table(on): [str(len(on.federated_data.train.examples) - 1)]},
+        always=len(named(on.params)[_table(on)]),
     ),
     "local_dp": lambda made, on: transforms.local_dp(made, 1e3),
     "mixed_fl": lambda made, on: transforms.mixed_fl(

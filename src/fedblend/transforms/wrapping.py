@@ -24,13 +24,18 @@ from fedblend.core import (
 from fedblend.registry import TRANSFORMS
 
 
+def is_encoded(up: Up) -> bool:
+    """Whether the update of a client is no tree of the model's shapes."""
+    return isinstance(up.delta, Encoded) or has_ragged(up.delta)
+
+
 def delta_of(up: Up, transform: str) -> PyTree:
     """The update of a client, or one clear line where there is none to encode."""
     if up.delta is None:
         raise ValueError(
             f"{transform}: clients of the wrapped algorithm send no update"
         )
-    if isinstance(up.delta, Encoded) or has_ragged(up.delta):
+    if is_encoded(up):
         encoders = ", ".join(n for n, entry in TRANSFORMS.items() if entry.encodes)
         raise ValueError(
             f"{transform}: updates of the wrapped algorithm are encoded already; use "
