@@ -205,6 +205,11 @@ class Needs(NamedTuple):
     turns: bool = False
     """The server moves some parameters in some rounds only: noise that later rounds are
     to cancel would stay."""
+    feedback: str = ""
+    """What to use instead of compressed answers, or of this algorithm: clients carry an
+    error of the shared model over to their next answer, at any rate. Or empty."""
+    exact: str = ""
+    """Likewise, instead of compressed broadcasts: clients need the server's model."""
     whole: bool = False
     """To deploy, a client receives the whole message, not only what it asks for."""
     clients: int | None = None

@@ -133,3 +133,16 @@ def test_training_alone_has_nothing_to_compress(tiny, write):
     tiny["algorithm"]["name"] = "local_only"
     with pytest.raises(ConfigError, match="local_only sends nothing"):
         built(tiny, write, compressor=RAND)
+
+
+def test_what_may_add_up_is_warned_of_once(tiny, write):
+    """Scaffnew carries noise of answers on, L2GD also errors of broadcasts."""
+    top = {"name": "top_k", "k": 5}
+    tiny["algorithm"] |= {"name": "scaffnew"}
+    tiny["run"].pop("cohort")
+    (line,) = built(tiny, write, how="diana", compressor=RAND, down=top).warnings
+    assert line.startswith("compress.how: clients carry") and "locodl" in line
+    assert not built(tiny, write, how="ef21", compressor=TOP, down=top).warnings
+    tiny["algorithm"] |= {"name": "l2gd", "lam": 0.5}
+    up, down = built(tiny, write, how="perm_k", down=top).warnings
+    assert up.startswith("compress.how: ") and down.startswith("compress.down: ")

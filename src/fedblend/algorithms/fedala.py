@@ -40,7 +40,7 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import part
 from fedblend.checks import COUNT, NOT_NEGATIVE, PATHS, Number, gate, require_parts
-from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.core import Algorithm, Loss, Needs, PyTree
 from fedblend.local import WORK, Epochs, Work, descend, local_update
 from fedblend.losses import gradient, objective
 from fedblend.registry import algorithm
@@ -145,4 +145,7 @@ def fedala(
     def personal(down, client, shard, key):
         return client.own
 
-    return fedavg(loss, work)._replace(enroll=enroll, client=client, personal=personal)
+    # A client sends its own model less the shared one, with all of an error in that.
+    return fedavg(loss, work)._replace(
+        enroll=enroll, client=client, personal=personal, needs=Needs(feedback="ef21")
+    )

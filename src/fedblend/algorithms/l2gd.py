@@ -50,6 +50,9 @@ from fedblend.registry import NewClient, algorithm
 
 RATE = Number(least=0, besides="a function", also=lambda key, value: callable(value))
 
+INSTEAD = "ditto in place of l2gd"
+"""A client sends y_i less the ybar it received, with all of an error in ybar."""
+
 
 class L2gdClient(NamedTuple):
     """The state of a client: its own model y_i, as it was last sent."""
@@ -118,7 +121,14 @@ def l2gd(
     def personal(down, client, shard, key):
         return averaged(down, client.personal)
 
-    needs = Needs(everyone=True, mean=True, uniform=True, weights="uniform")
+    needs = Needs(
+        everyone=True,
+        mean=True,
+        uniform=True,
+        weights="uniform",
+        feedback=f"ef21, or {INSTEAD}",
+        exact=INSTEAD,
+    )
     return Algorithm(enroll, start, client, server, personal, needs=needs)
 
 

@@ -67,6 +67,9 @@ from fedblend.registry import SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
 from fedblend.theory.local_training import scafflix_rates
 
+INSTEAD = "ef21, or flix_locodl or flix_compressed_scaffnew in place of scafflix"
+"""As in ``scaffnew``, noise in the shared model moves every c_i."""
+
 
 class ScafflixClient(NamedTuple):
     """What a client keeps: c_i, xhat_i where its last round ended, if it had one."""
@@ -154,4 +157,6 @@ def scafflix(
         aggregate = aggregate._replace(mean=aggregate.mean._replace(delta=step))
         return plain.server(aggregate, down, server, central, key)
 
-    return flix(loss, skipping, alpha=alpha, local=personal, smooth=known, mix=mix)
+    made = flix(loss, skipping, alpha=alpha, local=personal, smooth=known, mix=mix)
+    feedback = INSTEAD if made.needs.feedback else ""
+    return made._replace(needs=made.needs._replace(feedback=feedback))

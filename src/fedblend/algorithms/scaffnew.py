@@ -38,11 +38,14 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
-from fedblend.checks import COUNT, POSITIVE, gate
+from fedblend.checks import COUNT, POSITIVE, gate, is_traced
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
 from fedblend.local import WORK, Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
+
+INSTEAD = "ef21, or locodl or compressed_scaffnew in place of scaffnew"
+"""Noise in the shared model moves every h_i by p/rate times that noise."""
 
 
 class ScaffnewClient(NamedTuple):
@@ -70,7 +73,8 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
     """
     require_constant_rate("scaffnew: work", work)
     rate = POSITIVE("scaffnew: work: optimizer", work.optimizer)
-    p = 1 / COUNT("scaffnew: work: steps", work.steps)
+    steps = COUNT("scaffnew: work: steps", work.steps)
+    p = 1 / steps
     train = partial(descend_times, gradient(loss), work=work)
 
     def tossed(key) -> Coin:
@@ -100,5 +104,6 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
         done = trees.add(server, down.extra)
         return down._replace(shared=shared, extra=tossed(key)), done
 
-    needs = Needs(everyone=True, mean=True)
+    several = is_traced(steps) or steps > 1
+    needs = Needs(everyone=True, mean=True, feedback=INSTEAD if several else "")
     return Algorithm(enroll, start, client, server, needs=needs)

@@ -10,6 +10,7 @@ measured: ``benchmarks/diana_start.py``. With ``masks = "one"`` they start at ze
 """
 
 from functools import partial
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from fedblend.compress import Compressor
 from fedblend.config.config import named_by_key
 from fedblend.config.schema.table import check_lists
 from fedblend.config.schema.tables import Compress, CompressorTable
-from fedblend.core import Algorithm
+from fedblend.core import Algorithm, Needs
 from fedblend.errors import ConfigError
 from fedblend.transforms.diana import check_rate
+from fedblend.transforms.wrapping import adds_up
 
 ANSWERS = 7
 """How many times more a run sends than the message that starts memories."""
@@ -53,15 +55,29 @@ def compressed(
     if table is None:
         return algorithm
     check_lists("compress", table, clients)
-    algorithm = _compressed_up(table, algorithm, dim, clients, answers)
-    if table.down is None:
-        return algorithm
-    made = fitting("compress.down", table.down, dim)
-    if made.delta is None or not np.min(made.delta(dim)) > 0:
-        raise ConfigError(
-            f"compress.down: {made.name} does not contract {dim} parameters"
-        )
-    return transforms.downlink(algorithm, made)
+    with catch_warnings():
+        simplefilter("ignore")  # ``warnings`` has the text
+        algorithm = _compressed_up(table, algorithm, dim, clients, answers)
+        if table.down is None:
+            return algorithm
+        made = fitting("compress.down", table.down, dim)
+        if made.delta is None or not np.min(made.delta(dim)) > 0:
+            raise ConfigError(
+                f"compress.down: {made.name} does not contract {dim} parameters"
+            )
+        return transforms.downlink(algorithm, made)
+
+
+def warnings(table: Compress | None, needs: Needs) -> list[str]:
+    """What may diverge, of an algorithm with these needs under the table."""
+    if table is None:
+        return []
+    noisy = table.how == "perm_k" or table.compressor is not None
+    up = needs.feedback if noisy and table.how != "ef21" else ""
+    down = needs.exact if table.down is not None else ""
+    return [
+        *filter(None, (adds_up(up, "compress.how"), adds_up(down, "compress.down")))
+    ]
 
 
 def fitting(key: str, chosen: CompressorTable, dim: int) -> Compressor:

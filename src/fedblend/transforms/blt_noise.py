@@ -114,12 +114,16 @@ def _add_from_seed(
     def missed(number, so_far):
         total, values = so_far
         noise, values = one(values, keys.at(key, "missed", number))
-        return jax.tree.map(jnp.add, total, noise), values
+        return added(total, noise), values
+
+    def added(total, noise):
+        """Where clients send nothing, noise is kept and not added."""
+        return trees.add(total, trees.where_given(total, noise))
 
     begin = (tree, state.values)
     total, values = jax.lax.fori_loop(state.round, round, missed, begin)
     noise, values = one(values, key)
-    return jax.tree.map(jnp.add, total, noise), Buffers(values, round + 1)
+    return added(total, noise), Buffers(values, round + 1)
 
 
 def _weighted(strategy: Blt, buffers: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import delta_of, needs_with
+from fedblend.transforms.wrapping import delta_of, needs_with, warn_of_feedback
 
 
 @transform(encodes=True)
@@ -35,6 +35,7 @@ def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         algorithm: what to run; an encoding transform goes outermost, and only once.
         compressor: compressor of every client's ``delta``; see ``fedblend.compress``.
     """
+    warn_of_feedback(algorithm.needs.feedback, compressor.name, "compressed")
 
     def client(down, client, shard, key):
         up, client = algorithm.client(down, client, shard, key)

@@ -38,7 +38,12 @@ from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, ClientId, PyTree, Ragged
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import delta_of, needs_with, with_inner_state
+from fedblend.transforms.wrapping import (
+    delta_of,
+    needs_with,
+    warn_of_feedback,
+    with_inner_state,
+)
 
 
 class DianaClient(NamedTuple):
@@ -84,6 +89,7 @@ def diana(
     omega = compressor.omega
     if omega is None:
         raise ValueError(f"diana: {compressor.name} is biased; use ef21")
+    warn_of_feedback(algorithm.needs.feedback, compressor.name, "diana")
 
     def rates(dim: int):
         check_rate(rate, omega(dim))

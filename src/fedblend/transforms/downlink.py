@@ -28,7 +28,7 @@ from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import with_inner_state
+from fedblend.transforms.wrapping import warn_of_feedback, with_inner_state
 
 
 class DownlinkClient(NamedTuple):
@@ -56,6 +56,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """
     if compressor.delta is None:
         raise ValueError(f"downlink: {compressor.name} does not contract")
+    warn_of_feedback(algorithm.needs.exact, compressor.name, "downlink")
 
     def broadcast(down: Down, known: PyTree, key) -> Down:
         """The wrapped server's message with w as the model, and c."""

@@ -259,8 +259,10 @@ def _check_rows(params: PyTree, name: str, largest: int) -> None:
 
 
 def _refuse_tables(extra: PyTree, shared: PyTree, names: Mapping[str, object]) -> None:
-    """Refuse other tables in a message, whose rows nobody would pick."""
+    """Refuse other tables in a message, whose rows nobody would pick; or no table."""
     leaves = fedselect_rows.named(shared)
+    for name in names.keys() - leaves.keys():
+        raise ValueError(f"fedselect: the wrapped algorithm does not send {name!r}")
     shapes = {leaves[name].shape for name in names}
     for leaf in jax.tree.leaves(extra):
         if leaf.shape in shapes:

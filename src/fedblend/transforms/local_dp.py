@@ -29,6 +29,7 @@ from fedblend.checks import ALGORITHM, POSITIVE, gate
 from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
 from fedblend.transforms.noise import perturb
+from fedblend.transforms.wrapping import is_encoded
 
 
 @transform()
@@ -73,6 +74,11 @@ def local_dp(
             raise refusal(
                 "this algorithm sends more than an update of the model, which clipping "
                 "does not bound"
+            )
+        if is_encoded(up):
+            raise refusal(
+                "this algorithm sends encoded updates, whose numbers clipping does not "
+                "bound"
             )
         norm = jnp.sqrt(trees.squared_norm(up.delta))
         factor = jnp.minimum(1.0, clip / jnp.maximum(norm, 1e-30))

@@ -37,7 +37,7 @@ from fedblend.core import Algorithm
 from fedblend.errors import UserError
 from fedblend.registry import transform
 from fedblend.transforms.compressed import compressed
-from fedblend.transforms.wrapping import with_common_seed
+from fedblend.transforms.wrapping import with_common_seed, without_warning
 
 
 @transform(encodes=True)
@@ -58,8 +58,9 @@ def one_mask(
     if not compressor.masks:
         allowed = 'rand_k with one k for all, and places that are not "sent"'
         raise UserError("one_mask: compressor", compressor, allowed, compressor.name)
+    inner = without_warning(algorithm)
     return with_common_seed(
         how(algorithm, compressor),
-        lambda seed: how(algorithm, masks.at(compressor, seed)),
+        lambda seed: how(inner, masks.at(compressor, seed)),
         masks.NAME,
     )

@@ -27,7 +27,12 @@ from fedblend.checks import ALGORITHM, COUNT, gate
 from fedblend.core import Algorithm
 from fedblend.registry import transform
 from fedblend.transforms.compressed import compressed
-from fedblend.transforms.wrapping import needs_with, with_common_seed
+from fedblend.transforms.wrapping import (
+    needs_with,
+    warn_of_feedback,
+    with_common_seed,
+    without_warning,
+)
 
 PURPOSE = "permuted"
 """Of the random keys; another word would draw other permutations."""
@@ -42,10 +47,12 @@ def perm_k(algorithm: Algorithm, *, clients: int) -> Algorithm:
         algorithm: what to run; an encoding transform goes outermost, and only once.
         clients: the number of clients, all of whom take part in every round.
     """
+    warn_of_feedback(algorithm.needs.feedback, "perm_k", "perm_k")
+    inner = without_warning(algorithm)
 
     def seeded(seed: jax.Array) -> Algorithm:
         common = jax.random.wrap_key_data(seed)
-        return compressed(algorithm, compress.perm_k(clients)(common))
+        return compressed(inner, compress.perm_k(clients)(common))
 
     needs = needs_with(clients, algorithm, "perm_k")
     return with_common_seed(algorithm, seeded, PURPOSE)._replace(needs=needs)

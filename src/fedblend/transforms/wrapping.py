@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition of transforms: what may be wrapped, and what passes through unchanged."""
 
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -23,13 +24,18 @@ from fedblend.core import (
 from fedblend.registry import TRANSFORMS
 
 
+def is_encoded(up: Up) -> bool:
+    """Whether the update of a client is no tree of the model's shapes."""
+    return isinstance(up.delta, Encoded) or has_ragged(up.delta)
+
+
 def delta_of(up: Up, transform: str) -> PyTree:
     """The update of a client, or one clear line where there is none to encode."""
     if up.delta is None:
         raise ValueError(
             f"{transform}: clients of the wrapped algorithm send no update"
         )
-    if isinstance(up.delta, Encoded) or has_ragged(up.delta):
+    if is_encoded(up):
         encoders = ", ".join(n for n, entry in TRANSFORMS.items() if entry.encodes)
         raise ValueError(
             f"{transform}: updates of the wrapped algorithm are encoded already; use "
@@ -51,6 +57,31 @@ def needs_with(clients: int | None, algorithm: Algorithm, transform: str) -> Nee
     return needs._replace(
         everyone=True, uniform=True, weights="uniform", cohort=clients
     )
+
+
+def adds_up(instead: str, key: str) -> str:
+    """The line on errors that clients carry from round to round; empty if they do not.
+
+    Args:
+        instead: ``feedback`` or ``exact`` of an algorithm's needs.
+        key: who compresses.
+    """
+    return instead and (
+        f"{key}: clients carry what the compressor changes over to their next answer, "
+        f"where it may add up without end, at any rate; use {instead}, or a compressor "
+        "that changes less"
+    )
+
+
+def warn_of_feedback(instead: str, compressor: str, transform: str) -> None:
+    """Warn where clients carry what a compressor changes from round to round."""
+    if instead and compressor != "identity":
+        warnings.warn(adds_up(instead, transform), stacklevel=4)
+
+
+def without_warning(algorithm: Algorithm) -> Algorithm:
+    """The algorithm for a transform that is built again in every round."""
+    return algorithm._replace(needs=algorithm.needs._replace(feedback=""))
 
 
 def check_length(algorithm: Algorithm, transform: str) -> None:
