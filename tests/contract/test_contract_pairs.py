@@ -139,10 +139,22 @@ def twice(name: str, inner: str, outer: str) -> str:
     return verdict(ended, plain_end(name), start_loss(name))
 
 
+USUAL = [
+    (name, *two)
+    for name in ("fedavg", "scaffold")
+    for two in (
+        ("diana", "downlink"),
+        ("ef21", "downlink"),
+        ("clip", "compressed"),
+        ("mixed_fl", "compressed"),
+        ("mixed_fl", "diana"),
+        ("adaptive_clip", "diana"),
+    )
+]
 TWO = [(name, a, b) for name in BASES for a in WITH for b in WITH if a != b]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("three", drawn(TWO, 60, seed=1), ids="-".join)
+@pytest.mark.parametrize("three", [*USUAL, *drawn(TWO, 60, seed=1)], ids="-".join)
 def test_two_transforms_end_near_the_algorithm_alone_or_are_refused(three):
     assert twice(*three) in ENDS

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.algorithms.local_only import local_only
-from fedblend.config import compression, data, stability, transforms
+from fedblend.config import data, stability, transforms
 from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
 from fedblend.config.model import (
@@ -170,8 +170,7 @@ def build(config: Config) -> Built:
             *data.warnings(
                 whole, federated_data, config.data.inputs, config.privacy is not None
             ),
-            *transforms.warnings(config, clients),
-            *compression.warnings(config.compress, found.algorithm.needs),
+            *transforms.warnings(config, clients, found.algorithm.needs),
             *_of_steps(config, found, name, federated_data),
         ),
         task=task,

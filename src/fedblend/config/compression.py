@@ -56,7 +56,7 @@ def compressed(
         return algorithm
     check_lists("compress", table, clients)
     with catch_warnings():
-        simplefilter("ignore")  # ``warnings`` has the text
+        simplefilter("ignore")  # ``feedback_warnings`` has the text
         algorithm = _compressed_up(table, algorithm, dim, clients, answers)
         if table.down is None:
             return algorithm
@@ -68,7 +68,7 @@ def compressed(
         return transforms.downlink(algorithm, made)
 
 
-def warnings(table: Compress | None, needs: Needs) -> list[str]:
+def feedback_warnings(table: Compress | None, needs: Needs) -> list[str]:
     """What may diverge, of an algorithm with these needs under the table."""
     if table is None:
         return []

@@ -16,11 +16,11 @@ import numpy as np
 
 from fedblend import models, transforms, trees
 from fedblend.checks import below
-from fedblend.config.compression import compressed, fitting
+from fedblend.config.compression import compressed, feedback_warnings, fitting
 from fedblend.config.config import LOOKED_UP, Config
 from fedblend.config.schema.table import arguments, check_lists
 from fedblend.config.schema.tables import Central
-from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.core import Algorithm, Loss, Needs, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
@@ -163,9 +163,10 @@ def check_sizes(config: Config, clients: int, dim: int) -> None:
         fitting("algorithm.compressor", compressor, dim)
 
 
-def warnings(config: Config, clients: int) -> list[str]:
-    """What is odd about ``[privacy]`` and ``[central]``, but no error."""
-    found, hidden, table = [], config.privacy, config.central
+def warnings(config: Config, clients: int, needs: Needs) -> list[str]:
+    """What is odd about the tables, but no error; ``needs`` are the algorithm's."""
+    found = feedback_warnings(config.compress, needs)
+    hidden, table = config.privacy, config.central
     if hidden is not None and hidden.delta >= 1 / clients:
         found.append(
             f"privacy.delta: {hidden.delta:g} is not below 1/{clients}; it would allow "
