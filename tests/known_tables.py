@@ -26,7 +26,7 @@ TRUTHS: dict[str, tuple[tuple[int, int], Callable[[Any], bool]]] = {
     "alone": ((150, 400), lambda deploy: deploy == "local_only"),
     "one for all": ((15, 80), lambda deploy: deploy == "fedavg"),
     "mixture": (
-        (30, 120),
+        (15, 60),
         lambda deploy: deploy in ("own_intercepts", "hierarchical", "flix"),
     ),
 }
@@ -34,7 +34,11 @@ TRUTHS: dict[str, tuple[tuple[int, int], Callable[[Any], bool]]] = {
 
 
 def known_truth(kind: str, truth: str, seed: int) -> Table:
-    """A table of 10 to 40 sites in units of any size, whose coefficients are known."""
+    """A table of 10 to 40 sites in units of any size, whose coefficients are known.
+
+    In a mixture a site's own part is about as large as the error with which its rows
+    alone would tell it: less, and one model for all is as good; more, and each alone.
+    """
     order = [*TRUTHS].index(truth)
     draw = np.random.default_rng([seed, KINDS.index(kind), order])
     sites, inputs = int(draw.integers(10, 40)), int(draw.integers(3, 10))
@@ -47,14 +51,15 @@ def known_truth(kind: str, truth: str, seed: int) -> Table:
     level = apart * draw.normal(size=sites)
     x = draw.normal(size=(len(site), inputs))
     score = (x * (together * shared + apart * own)[site]).sum(axis=1) + level[site]
-    return _table(draw, site, x, _outcome(draw, kind, score))
+    noise = 1.5 if truth == "mixture" else 1.0
+    return _table(draw, site, x, _outcome(draw, kind, score, noise))
 
 
-def _outcome(draw: np.random.Generator, kind: str, score: np.ndarray) -> np.ndarray:
+def _outcome(draw, kind: str, score: np.ndarray, noise: float) -> np.ndarray:
     if kind == "binary":
         return np.where(draw.random(len(score)) < 1 / (1 + np.exp(-score)), "yes", "no")
     unit = 10 ** draw.uniform(-3, 3)
-    return unit * (score + draw.normal(size=len(score))) + 100 * draw.normal()
+    return unit * (score + noise * draw.normal(size=len(score))) + 100 * draw.normal()
 
 
 def _table(draw, site: np.ndarray, x: np.ndarray, outcome: np.ndarray) -> Table:
