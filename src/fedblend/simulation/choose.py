@@ -218,7 +218,7 @@ def choose_arms(
             f"folds: {folds}, and no client has as many rows to cross-validate"
         )
     spec = dataclasses.replace(
-        spec, every=max(spec.rounds, 1), measure_on=range(data.clients)
+        spec, every=max(spec.rounds, 1), measure_on=range(data.clients), splits=None
     )
     found = [] if alone is None else [trained_alone(spec, alone, parts, metric)]
     if alphas is None and not spec.algorithm:
