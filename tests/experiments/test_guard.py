@@ -23,6 +23,7 @@ CONFIG: dict[str, Any] = {
     "algorithm": {"name": "apfl", "alpha": 0.5, "learn": "fixed", "rate": 0.05,
                   "steps": 3, "batch_size": 5},
     "run": {"rounds": 3, "seed": 1},
+    "measure": {"splits": ["test"]},
 }  # fmt: skip
 TUNE = ["tune", "apfl.toml", "--guard", "--folds", "2", "--alphas", "0,0.5"]
 

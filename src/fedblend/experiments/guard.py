@@ -12,26 +12,19 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedblend import trees
 from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, named_by_key
-from fedblend.core import Algorithm, PyTree, Up, from_params
-from fedblend.errors import ConfigError, RunError
+from fedblend.errors import RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run import open_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.experiments.tune import by_alpha, check_alpha, check_out, with_alpha
-from fedblend.mixing import Blend, outputs
-from fedblend.simulation.average_arms import can_average
 from fedblend.simulation.choose import Choice, choose_arms
 from fedblend.simulation.cross_validate import ALONE
-from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import set_up
+from fedblend.simulation.deploy_choice import deploy
 from fedblend.trees import precision
 
 
@@ -142,70 +135,10 @@ def write(config: Config, built: Built, found: Choice, out: Path) -> None:
     again = with_alpha(config, alphas).model_copy(update={"run": kept})
     folder = folder_of(out)
     with precision(config.run.precision):
-        run = deployed(found, built)
+        run = deploy(found, built.spec)
         open_folder(folder, again, built)
         run_folder.write_metrics(folder, run, seeds_of(config))
         about = {"guard": {"expected_harm": float(found.harm.mean())}}
         results.write_summary(
             folder, again, built, run, about, lambda line: None, formats=()
         )
-
-
-def deployed(found: Choice, built: Built) -> Run:
-    """The models that clients deploy as a completed run, measured on test rows.
-
-    Its rounds are those of an arm, its bits those of all arms and folds.
-    """
-    shared, alone = found.arms[-1], found.arms[0].run
-    models = map(found.personal, range(found.federated_data.clients))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *_alike(list(models)))
-    tested = [] if found.test is None else ["test"]
-    spec = dataclasses.replace(
-        built.spec,
-        algorithm=_given(stacked),
-        params=trees.take(shared.run.shared, shared.replica),
-        federated_data=found.federated_data,
-        rounds=0,
-        every=1,
-        splits=tested,
-        measure=built.spec.measure if tested else {},
-        measure_on=range(found.federated_data.clients),
-        local=alone if tested else None,
-    )
-    run = set_up(spec).complete()
-    runs = {id(of): of for arm in found.arms for of in (arm.run, arm.crossed) if of}
-    sent = [of.bits(at) for of in runs.values() for at in range(of.replicas or 1)]
-    snapshot = run.snapshot()
-    (log,) = snapshot["communication"]
-    log |= {way: sum(getattr(bits, way) for bits in sent) for way in ("up", "down")}
-    up, down = (int(log[way].sum()) for way in ("up", "down"))
-    last = dataclasses.replace(
-        run.records[-1], round=shared.run.round, bits_up=up, bits_down=down
-    )
-    run.restore(snapshot, shared.run.round, [last])
-    return run
-
-
-def _alike(models: list[PyTree]) -> list[PyTree]:
-    """Models as trees of one kind: where some mix outputs, all do."""
-    if any(isinstance(one, Blend) for one in models):
-        models = [
-            one if isinstance(one, Blend) else outputs(0.0, one, one) for one in models
-        ]
-    if not can_average(models):
-        raise ConfigError(
-            "algorithm.mix: gives clients models of different shapes, which one folder "
-            'cannot hold; algorithm.mix="parameters" gives all the same'
-        )
-    return models
-
-
-def _given(models: PyTree) -> Algorithm:
-    """Clients that deploy these models, leaves [clients, ...], and never train."""
-    return Algorithm(
-        enroll=lambda params, shard, key: ((), trees.take(models, shard.id)),
-        start=from_params,
-        client=lambda down, client, shard, key: (Up(delta=None), client),
-        server=lambda aggregate, down, server, central, key: (down, server),
-        personal=lambda down, client, shard, key: client,
-    )

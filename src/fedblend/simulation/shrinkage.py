@@ -200,7 +200,7 @@ def fold_posterior(client: Scores, federation: Federation) -> Posterior:
     for _ in range(STEPS):
         gain = 1 / (1 + weight * noise)
         spread = (gain * away) @ (gain * away) + gain @ noise
-        weight = (FREEDOM + len(noise)) / (FREEDOM + spread)
+        weight = (FREEDOM + len(noise)) / (FREEDOM + float(spread))
     gain = 1 / (1 + weight * noise)
     covariance = back * (gain * noise) @ back.T
     return Posterior(prior + back @ (gain * away), covariance, weight)
