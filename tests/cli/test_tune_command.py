@@ -95,9 +95,9 @@ def test_guarded_without_validation_rows(place, capsys, compiled):
         assert alpha == 0 if row["arm"] == "alone" else 0 <= alpha <= 1
         assert float(row["expected_harm"]) >= 0
         assert row["why"] in ("own rows", "others", "guard")
-    again = load(Path("tuned.toml"))
+    again = load(Path("tuned/config.toml"))
     assert again.algorithm.alpha == [float(row["alpha"]) for row in clients]
-    assert "every client its own: fedblend run tuned.toml" in said.out
+    assert "models: fedblend predict tuned TABLE.csv" in said.out
 
 
 @pytest.mark.parametrize(

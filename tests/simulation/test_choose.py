@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.simulation.average_arms import can_average, keeps_the_bound
+from fedblend.simulation.average_arms import average_costs, can_average
 from fedblend.simulation.choose import GUARD, REASONS, finite_arms
 from fedblend.simulation.cross_validate import Arm
 
@@ -118,7 +118,7 @@ def in_folds(metric, scale=1.0):
         arm._replace(costs=[scale * rows for rows in arm.costs]) for arm in found.arms
     ]
     parts = fb.data.folds(federated_data(), 4)
-    return keeps_the_bound(arms, found.weights, parts, metric)
+    return average_costs(arms, found.weights, parts, metric) is not None
 
 
 @pytest.mark.slow
@@ -131,8 +131,13 @@ def test_averages_are_measured_in_the_folds():
     assert ((chosen().weights > 0).sum(axis=1) > 1).any()
     assert in_folds(MEASURE["mse"])
     assert not in_folds(MEASURE["mse"], scale=0.5)
+    rows = MEASURE["mse"].with_rows
+    assert rows is not None
     barrier = dataclasses.replace(
-        MEASURE["mse"], fn=lambda model, batch: MEASURE["mse"](model, batch) + 1e3
+        MEASURE["mse"],
+        with_rows=lambda model, batch: jax.tree.map(
+            lambda costs: costs + 1e3, rows(model, batch)
+        ),
     )
     assert not in_folds(barrier)
     sure = chosen()._replace(weights=np.eye(4)[chosen().chosen])

@@ -31,7 +31,7 @@ def tune(
         Path | None,
         option(
             "Write every client's choice to FILE.csv, and the configuration with these "
-            "choices to FILE.toml.",
+            "choices to FILE.toml; with --guard, the models to the run folder FILE.",
             "FILE.csv",
         ),
     ] = None,
@@ -53,10 +53,13 @@ def tune(
 
     With --guard no validation rows are needed: every client cross-validates its
     training rows, and what these tell is combined with what they tell of all others.
+    Clients deploy averages of models, which predict and export take from the folder.
 
     [bold]Examples[/bold]
 
     fedblend tune apfl.toml --guard --out tuned.csv
+
+    fedblend predict tuned new.csv
 
     fedblend tune flix.toml --set data.validation=0.2
 
@@ -64,13 +67,13 @@ def tune(
     """
     grid = _parsed(alphas)
     config = screen.load(file, sets)
+    if guard:
+        _guarded(config, file, grid, by, folds, out)
+        return
     from fedblend.experiments.tune import check_out, tune_config, write
 
     if out is not None:
         check_out(out)
-    if guard:
-        _guarded(config, file, grid, by, folds, out)
-        return
     with screen.errors_of(file):
         found, warnings = tune_config(config, grid, by)
     for warning in warnings:
@@ -94,19 +97,21 @@ def _guarded(
     folds: int,
     out: Path | None,
 ) -> None:
-    from fedblend.experiments.guard import guard_config, write
+    from fedblend.experiments.guard import check_place, folder_of, guard_config, write
 
+    if out is not None:
+        check_place(out)
     with screen.errors_of(file):
-        found, warnings = guard_config(config, grid, by, folds)
+        found, built, warnings = guard_config(config, grid, by, folds)
     for warning in warnings:
         screen.warn(warning)
     _print_choice(found)
     if out is None:
-        screen.say("--out FILE.csv writes every client's own, and how to run them.")
+        screen.say("--out FILE.csv writes every client's choice, and the models.")
         return
-    write(config, found, out)
-    beside = shlex.quote(str(out.with_suffix(".toml")))
-    screen.say(f"every client its own: fedblend run {beside}", f"clients: {out}")
+    write(config, built, found, out)
+    place = shlex.quote(str(folder_of(out).path))
+    screen.say(f"models: fedblend predict {place} TABLE.csv", f"clients: {out}")
 
 
 def _parsed(text: str) -> list[float]:
@@ -165,7 +170,7 @@ def _print_choice(found: "Choice") -> None:
         table.add_row(name, *means, f"{int((found.chosen == arm).sum())}")
     own = found.deployed_test
     own = "-" if own is None else _mean(own)
-    table.add_row("its average", "", own, f"{len(found.chosen)}")
+    table.add_row("deployed", "", own, f"{len(found.chosen)}")
     console = screen.console()
     console.print(
         f"mean {found.metric} over clients, on rows that a fold held out and on test "
@@ -176,6 +181,10 @@ def _print_choice(found: "Choice") -> None:
         count = found.reasons.count(why)
         if count:
             console.print(f"{count} clients: {said}.")
+    console.print(
+        f"Expected harm of what clients deploy: {found.harm.mean():.4f}, mean over "
+        "clients, below the better of training alone and the shared model."
+    )
 
 
 def _mean(values: "np.ndarray") -> str:

@@ -152,11 +152,6 @@ def write(config: Config, found: Tuned, out: Path) -> None:
         }
         for client in range(data.clients)
     ]
-    write_choices(config, rows, out)
-
-
-def write_choices(config: Config, rows: list[dict[str, Any]], out: Path) -> None:
-    """Write a line for every client, and the configuration with their alphas."""
     run_folder.write_table(out, rows)
     again = with_alpha(config, [row["alpha"] for row in rows])
     run_folder.write_text(out.with_suffix(".toml"), dump(again))

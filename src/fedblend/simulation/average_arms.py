@@ -29,7 +29,7 @@ from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.metrics import Metric
 from fedblend.simulation import large_constants
-from fedblend.simulation.cross_validate import Arm, Folds, cost_sign
+from fedblend.simulation.cross_validate import Arm, Costs, Folds, cost_sign, joined
 
 ROUNDING = 1e-6
 """What equal models may seem to cost more, by rounding."""
@@ -64,25 +64,28 @@ def models_of(arms: Sequence[Arm], client: int, fold: int | None = None) -> list
     ]
 
 
-def measured(models: Iterable[PyTree], shards: Shards, metric: Metric) -> np.ndarray:
-    """The metric of every client's model on its rows; NaN without rows."""
+def measured(models: Iterable[PyTree], shards: Shards, metric: Metric) -> Costs:
+    """The metric of every client's model on each of its rows."""
     here = dataclasses.replace(shards, examples=jax.device_put(shards.examples))
-    return np.array(
-        [_value(metric, model, here.shard(i)) for i, model in enumerate(models)]
-    )
+    return [
+        np.asarray(_rows(metric, model, here.shard(i)), np.float64)[: shards.counts[i]]
+        for i, model in enumerate(models)
+    ]
 
 
 @partial(large_constants.jit, static=1)
-def _value(metric: Metric, model: PyTree, shard: Shard) -> jax.Array:
-    return metric(model, everything(shard))
+def _rows(metric: Metric, model: PyTree, shard: Shard) -> jax.Array:
+    assert metric.with_rows is not None  # it decides
+    return metric.with_rows(model, everything(shard))[1]
 
 
-def keeps_the_bound(
+def average_costs(
     arms: Sequence[Arm], weights: np.ndarray, parts: Folds, metric: Metric
-) -> bool:
-    """Whether averages cost no more than their models do on average.
+) -> Costs | None:
+    """What averages cost on rows that a fold held out; None where nobody averages.
 
-    A client sends one number, what its average costs beyond that; the mean decides.
+    A client sends one number, what its average costs beyond the mean of what its models
+    cost; the mean decides.
 
     Args:
         arms: whose models are averaged.
@@ -91,25 +94,25 @@ def keeps_the_bound(
         metric: which decides.
     """
     if not can_average(models_of(arms, 0)):
-        return False
-    held = [part.splits["validation"] for part in parts]
+        return None
     found = [
         measured(
             (
                 mean_model(models_of(arms, client, fold), own)
                 for client, own in enumerate(weights)
             ),
-            rows,
+            part.splits["validation"],
             metric,
         )
-        for fold, rows in enumerate(held)
+        for fold, part in enumerate(parts)
     ]
-    costs = cost_sign(metric) * np.mean(found, axis=0)
+    costs = [cost_sign(metric) * rows for rows in joined(found)]
     beyond = [
-        costs[client] - weights[client] @ [arm.costs[client].mean() for arm in arms]
-        for client in np.flatnonzero(held[0].counts)
+        rows.mean() - own @ [arm.costs[client].mean() for arm in arms]
+        for client, (rows, own) in enumerate(zip(costs, weights, strict=True))
+        if rows.size
     ]
-    return bool(np.mean(beyond) <= ROUNDING)
+    return costs if np.mean(beyond) <= ROUNDING else None
 
 
 def can_average(models: Sequence[PyTree]) -> bool:

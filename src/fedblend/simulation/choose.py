@@ -30,13 +30,14 @@ from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import shrinkage
 from fedblend.simulation.average_arms import (
-    keeps_the_bound,
+    average_costs,
     mean_model,
     measured,
     models_of,
 )
 from fedblend.simulation.cross_validate import (
     Arm,
+    Costs,
     by_alpha,
     by_name,
     cost_sign,
@@ -68,6 +69,7 @@ class Choice(NamedTuple):
     ``chosen`` are places in ``arms``, over clients: the single best arm, with all the
     weight where models cannot be averaged. ``decisions`` have every client's
     beliefs: expected costs of all arms, expected harm, the chance of each to be best.
+    ``harm`` is the expected harm of what every client deploys.
     ``reasons`` are keys of ``REASONS``. ``common`` is the arm of the best mean over
     clients. ``references`` are the arms against which harm counts. ``federation`` is
     what the server learned, from means over clients.
@@ -75,6 +77,7 @@ class Choice(NamedTuple):
 
     arms: tuple[Arm, ...]
     weights: np.ndarray
+    harm: np.ndarray
     chosen: np.ndarray
     common: int
     decisions: tuple[Decision, ...]
@@ -115,7 +118,8 @@ class Choice(NamedTuple):
         if data.test is None:
             return None
         metric = self.arms[0].run.evidence.metrics[self.metric]
-        return measured(map(self.personal, range(data.clients)), data.test, metric)
+        rows = measured(map(self.personal, range(data.clients)), data.test, metric)
+        return np.array([own.mean() if own.size else np.nan for own in rows])
 
     def personal(self, client: int) -> PyTree:
         """The model that a client deploys, an average of models of all its rows."""
@@ -214,7 +218,7 @@ def choose_arms(
             f"folds: {folds}, and no client has as many rows to cross-validate"
         )
     spec = dataclasses.replace(
-        spec, every=max(spec.rounds, 1), measure_on=range(data.clients)
+        spec, every=max(spec.rounds, 1), measure_on=range(data.clients), splits=None
     )
     found = [] if alone is None else [trained_alone(spec, alone, parts, metric)]
     if alphas is None and not spec.algorithm:
@@ -225,13 +229,18 @@ def choose_arms(
         found += by_alpha(spec, parts, metric, alphas)
     named = _references([arm.name for arm in found], alphas is not None, references)
     usable = finite_arms(found, named)
-    found = _decided(
-        usable, named, data, folds, guard, metric, cost_sign(spec.measure[metric])
-    )
+    found = _decided(usable, named, data, folds, guard, metric, spec.measure[metric])
     best = np.stack([decision.best for decision in found.decisions])
-    if keeps_the_bound(usable, best, parts, spec.measure[metric]):
-        return found._replace(weights=best)
-    return found
+    average = average_costs(usable, best, parts, spec.measure[metric])
+    if average is None:
+        return found
+    # The average is one more arm, whose harm is believed from its own rows.
+    as_arm = usable[0]._replace(name="average", costs=average)
+    believed = _decided(
+        [*usable, as_arm], named, data, folds, guard, metric, spec.measure[metric]
+    )
+    harm = np.array([decision.harm[-1] for decision in believed.decisions])
+    return found._replace(weights=best, harm=harm)
 
 
 def _decided(
@@ -241,12 +250,13 @@ def _decided(
     folds: int,
     guard: float,
     metric: str,
-    sign: int,
+    measure: Metric,
 ) -> Choice:
     """The decision of every client for one arm, from the costs of all."""
+    least = least_cost(measure, [arm.costs for arm in arms])
     clients = [
         Scores(
-            np.stack([arm.costs[client] for arm in arms], axis=1),
+            np.stack([arm.costs[client] for arm in arms], axis=1) - least,
             trained=int(count - count // folds),
             deployed=int(count),
         )
@@ -257,7 +267,9 @@ def _decided(
     federation = shrinkage.learn(clients)
 
     def decide(client: Scores) -> Decision:
-        return shrinkage.decide(shrinkage.posterior(client, federation), places, guard)
+        belief = shrinkage.posterior(client, federation)
+        found = shrinkage.decide(belief, places, guard)
+        return found._replace(expected=found.expected + least)
 
     decisions = tuple(map(decide, clients))
     unseen = [client._replace(costs=client.costs[:0]) for client in clients]
@@ -267,16 +279,27 @@ def _decided(
     return Choice(
         arms=tuple(arms),
         weights=np.eye(len(arms))[chosen],
+        harm=np.array([decision.harm[decision.arm] for decision in decisions]),
         chosen=chosen,
         common=int(means.argmin()),
         decisions=decisions,
         reasons=tuple(map(_reason, clients, decisions, by_size)),
         references=places,
         metric=metric,
-        sign=sign,
+        sign=cost_sign(measure),
         federation=federation,
         federated_data=data,
     )
+
+
+def least_cost(metric: Metric, costs: Sequence[Costs]) -> float:
+    """What a row costs at least, from which costs are counted.
+
+    An error costs 0 at least, an accuracy -1. A metric without a bound, such as the
+    logarithm of a density, counts from the least cost of any row.
+    """
+    bound = -1.0 if metric.higher_is_better else 0.0
+    return min(bound, *(rows.min() for arm in costs for rows in arm if rows.size))
 
 
 def _reason(client: Scores, decision: Decision, by_size: int) -> str:

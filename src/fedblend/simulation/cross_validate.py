@@ -85,7 +85,7 @@ def by_alpha(spec: RunSpec, parts: Folds, metric: str, alphas: Any) -> list[Arm]
     return [
         Arm(
             f"{alpha:g}",
-            _joined(costs[place :: len(grid)]),
+            joined(costs[place :: len(grid)]),
             run,
             place,
             crossed,
@@ -124,7 +124,7 @@ def _arm(name: str, in_folds: RunSpec, on_all_rows: RunSpec, metric: str) -> Arm
     """An arm with runs of its own."""
     crossed, costs = _in_folds(in_folds, metric)
     run = _on_all_rows(on_all_rows)
-    return Arm(name, _joined(costs), run, None, crossed, range(len(costs)))
+    return Arm(name, joined(costs), run, None, crossed, range(len(costs)))
 
 
 def _of_folds(spec: RunSpec, parts: Folds) -> RunSpec:
@@ -150,7 +150,7 @@ def _in_folds(spec: RunSpec, metric: str) -> tuple[Run, list[Costs]]:
     return run, costs
 
 
-def _joined(parts: Sequence[Costs]) -> Costs:
+def joined(parts: Sequence[Costs]) -> Costs:
     """Every client's rows of all folds."""
     return [np.concatenate(rows) for rows in zip(*parts, strict=True)]
 

@@ -4,20 +4,26 @@
 
 An arm is a way to get a model: a mixture at one alpha, another method, training alone.
 Client i has the costs of all arms (an error, a loss) on the same n_i rows, on which
-none of these models was trained. Their mean c_i, over arms, is modeled by::
+none of these models was trained. Costs are at least 0. Clients differ in their noise:
+squared errors of one client may be a hundred times those of another, and vary as much.
+So the logarithms y_i of the mean costs are modeled, in which only ratios count::
 
-    c_i = u_i + noise,    noise ~ N(0, S_i),    S_i = covariance of its rows / n_i
-    u_i ~ N(a + b log(rows that it trains on), B)
+    y_i = u_i + noise,    noise ~ N(0, S_i),    S_i = covariance of its rows / n_i
+    u_i ~ t(a + b log(rows that it trains on), B),    with 4 degrees of freedom
 
-u_i is what the client would pay on infinitely many rows. a, b and B are the
-federation's: what arms cost on average, how that changes with the number of rows, and
-how much clients differ. Given them a client knows its posterior in closed form::
+where a row counts relative to the client's mean cost. exp(u_i) is what the client would
+pay on infinitely many rows. a, b and B are the federation's: what arms cost on average,
+how that changes with the number of rows, and how much clients differ; the distribution
+of Student allows for a few that differ much. It is a normal one whose covariance is
+B / q_i, with a weight q_i of each client. Given q_i a client knows its posterior in
+closed form, and q_i is the fixed point of both::
 
-    u_i | c_i ~ N(m + G (c_i - m), (I - G) B),    G = B (B + S_i)^-1,  m = a + b log n
+    u_i | y_i ~ N(m + G (y_i - m), (I - G) B / q_i),  G = B (B + q_i S_i)^-1
+    q_i = (4 + arms) / (4 + E[(u_i - m)^T B^-1 (u_i - m)]),  m = a + b log n
 
-With one arm and equal S this is the estimator of James and Stein. Few rows leave m, the
-mean of clients of its size; many rows leave c_i. Models of a fold lack a few rows,
-which b makes up for.
+With one arm, equal S and q = 1 this is the estimator of James and Stein. Few rows leave
+m, the mean of clients of its size; many rows leave y_i. Models of a fold lack a few
+rows, which b makes up for.
 
 a, b and B come from expectation maximization. In each of its rounds a client sends
 three small matrices (``client_statistics``), and the server needs nothing but their
@@ -25,10 +31,11 @@ mean over clients (``refine``): secure aggregation stays possible, no row and no
 client's cost leaves it. Few clients do not determine B, so B is pulled to a multiple of
 the covariance of rows, and so is the latter's estimate on few rows.
 
-The decision: the arm a of least ``E[u_a] + guard E[max(0, u_a - min over references
-u_r)]``. The second term is the expected harm, what the client loses against the best of
-its references, training alone and the shared model. A guard of 0 asks for the mean
-alone; a large one deploys nothing but a reference unless it is surely not worse.
+The decision: the arm a of least ``E[c_a] + guard E[max(0, c_a - min over references
+c_r)]``, where the costs c = exp(u). The second term is the expected harm, what the
+client loses against the best of its references, training alone and the shared model. A
+guard of 0 asks for the mean alone; a large one deploys nothing but a reference unless
+it is surely not worse.
 """
 
 from collections.abc import Sequence
@@ -43,6 +50,12 @@ PRIOR_CLIENTS = 3.0
 """As many clients count for a multiple of the covariance of rows in B."""
 PRIOR_SLOPE = 1.0
 """As many clients, with e times the rows of others, count for a slope of 0."""
+PRIOR_COST = 2.0
+"""As many rows cost all arms the same: so no mean cost is 0, which has no logarithm."""
+FREEDOM = 4.0
+"""Of the distribution of Student, by which clients differ."""
+STEPS = 10
+"""Of the fixed point of a client's weight."""
 ROUNDS = 40
 DRAWS = 2000
 _JITTER = 1e-4
@@ -52,7 +65,7 @@ class Scores(NamedTuple):
     """What a client knows: costs of all arms on rows that their models did not see."""
 
     costs: np.ndarray
-    """[rows, arms], of which less is better."""
+    """[rows, arms], at least 0, of which less is better."""
     trained: int
     """Rows on which these models were trained."""
     deployed: int
@@ -63,23 +76,39 @@ class Scores(NamedTuple):
         """What the mean over similar clients depends on."""
         return np.array([1.0, np.log(max(self.trained, 1))])
 
+    def relative(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        """Logarithms of the mean costs, and what rows differ by, in mean costs.
+
+        The rows that cost all arms the same cost what this client's rows do, and one of
+        them is a row of the federation, which costs ``level``.
+        """
+        rows, arms = self.costs.shape
+        own = (self.costs.sum() / arms + level) / (rows + 1)
+        means = (self.costs.sum(axis=0) + PRIOR_COST * own) / (rows + PRIOR_COST)
+        off = self.costs - self.costs.mean(axis=0) if rows else self.costs
+        return np.log(means), off / means
+
 
 class Federation(NamedTuple):
     """What the server knows, and sends to all clients."""
 
+    level: float
+    """What a row costs, mean over clients and arms."""
     within: np.ndarray
-    """[arms, arms], covariance of the costs of one row, mean over clients."""
+    """[arms, arms], covariance of the relative costs of one row, mean over clients."""
     line: np.ndarray
-    """[2, arms], mean costs at one row, and their slope in the logarithm of rows."""
+    """[2, arms], logarithm of the costs at one row, and slope in that of rows."""
     between: np.ndarray
-    """[arms, arms], B: covariance of what clients pay."""
+    """[arms, arms], B: spread of the logarithms of what clients pay."""
 
 
 class Posterior(NamedTuple):
-    """What a client believes that arms cost it."""
+    """What a client believes of the logarithms of what arms cost it."""
 
     mean: np.ndarray
     covariance: np.ndarray
+    weight: float = 1.0
+    """q, less than 1 of a client that differs much from the others."""
 
 
 class Decision(NamedTuple):
@@ -98,35 +127,40 @@ class Decision(NamedTuple):
 
 def first_statistics(client: Scores) -> dict[str, Any]:
     """What a client sends at first; the server sees the mean over clients only."""
-    rows, arms = client.costs.shape
-    mean = client.costs.mean(axis=0) if rows else np.zeros(arms)
-    off = client.costs - mean
+    known = len(client.costs) > 0
+    cost = client.costs.mean() if known else 0.0
+    return {"known": np.array(float(known)), "cost": np.array(cost)}
+
+
+def second_statistics(client: Scores, level: float) -> dict[str, Any]:
+    """What a client sends then."""
+    means, off = client.relative(level)
+    rows = len(off)
     features = client.features * bool(rows)
     return {
         "freedom": np.array(max(rows - 1.0, 0.0)),
         "scatter": off.T @ off,
         "design": np.outer(features, features),
-        "moment": np.outer(features, mean),
+        "moment": np.outer(features, means),
     }
 
 
-def start(mean: dict[str, Any], clients: int) -> Federation:
+def start(mean: dict[str, Any], level: float, clients: int) -> Federation:
     """The first guess: clients differ little."""
     within = mean["scatter"] / max(float(mean["freedom"]), 1e-12)
     arms = len(within)
-    within = within + (_JITTER * np.trace(within) / arms + 1e-12) * np.eye(arms)
-    line = _line(mean, clients)
-    return Federation(within, line, within / 50)
+    within = within + (_JITTER * np.trace(within) / arms + 1e-6) * np.eye(arms)
+    return Federation(level, within, _line(mean, clients), within / 50)
 
 
 def client_statistics(client: Scores, federation: Federation) -> dict[str, Any]:
     """What a client sends in a round of expectation maximization."""
-    mean, covariance = fold_posterior(client, federation)
+    mean, covariance, weight = fold_posterior(client, federation)
     features = client.features
     return {
-        "design": np.outer(features, features),
-        "moment": np.outer(features, mean),
-        "second": np.outer(mean, mean) + covariance,
+        "design": weight * np.outer(features, features),
+        "moment": weight * np.outer(features, mean),
+        "second": weight * (np.outer(mean, mean) + covariance),
     }
 
 
@@ -137,7 +171,9 @@ def refine(mean: dict[str, Any], federation: Federation, clients: int) -> Federa
     found = mean["second"] - cross - cross.T + line.T @ mean["design"] @ line
     scale = np.trace(np.linalg.solve(federation.within, found)) / len(found)
     pulled = clients * found + PRIOR_CLIENTS * scale * federation.within
-    return federation._replace(line=line, between=pulled / (clients + PRIOR_CLIENTS))
+    # Where all clients are alike B tends to 0, and has to stay invertible.
+    between = pulled / (clients + PRIOR_CLIENTS) + 1e-5 * federation.within
+    return federation._replace(line=line, between=between)
 
 
 def _line(mean: dict[str, Any], clients: int) -> np.ndarray:
@@ -147,18 +183,27 @@ def _line(mean: dict[str, Any], clients: int) -> np.ndarray:
 
 def fold_posterior(client: Scores, federation: Federation) -> Posterior:
     """What a client believes that the models of its folds cost."""
-    within, line, between = federation
+    level, within, line, between = federation
     prior = client.features @ line
     rows = len(client.costs)
     if not rows:
         return Posterior(prior, between)
-    mean = client.costs.mean(axis=0)
-    off = client.costs - mean
-    known = off.T @ off + PRIOR_ROWS * within
-    sampling = known / (rows - 1 + PRIOR_ROWS) / rows
-    gain = np.linalg.solve(between + sampling, between).T
-    covariance = between - gain @ between
-    return Posterior(prior + gain @ (mean - prior), (covariance + covariance.T) / 2)
+    means, off = client.relative(level)
+    sampling = (off.T @ off + PRIOR_ROWS * within) / (rows - 1 + PRIOR_ROWS) / rows
+    # In coordinates where B is the identity and S diagonal, all of it is scalars.
+    root = np.linalg.cholesky(between)
+    noise, turn = np.linalg.eigh(
+        np.linalg.solve(root, np.linalg.solve(root, sampling).T)
+    )
+    noise, back = np.maximum(noise, 0), root @ turn
+    away, weight = turn.T @ np.linalg.solve(root, means - prior), 1.0
+    for _ in range(STEPS):
+        gain = 1 / (1 + weight * noise)
+        spread = (gain * away) @ (gain * away) + gain @ noise
+        weight = (FREEDOM + len(noise)) / (FREEDOM + float(spread))
+    gain = 1 / (1 + weight * noise)
+    covariance = back * (gain * noise) @ back.T
+    return Posterior(prior + back @ (gain * away), covariance, weight)
 
 
 def posterior(client: Scores, federation: Federation) -> Posterior:
@@ -175,7 +220,11 @@ def learn(clients: Sequence[Scores], rounds: int = ROUNDS) -> Federation:
         return jax.tree.map(lambda *each: np.mean(each, axis=0), *statistics)
 
     number = len(clients)
-    federation = start(mean([first_statistics(one) for one in clients]), number)
+    first = mean([first_statistics(one) for one in clients])
+    level = max(float(first["cost"] / first["known"]), 1e-12)
+    federation = start(
+        mean([second_statistics(one, level) for one in clients]), level, number
+    )
     for _ in range(rounds):
         sent = [client_statistics(one, federation) for one in clients]
         federation = refine(mean(sent), federation, number)
@@ -187,24 +236,29 @@ def decide(
 ) -> Decision:
     """The arm of least expected cost and harm; ties go to the last arm.
 
-    Expectations are means over draws that are the same for all clients.
+    Expectations are means over draws that are the same for all clients. What all arms
+    cost alike is taken as known: a few large errors make it uncertain, and say nothing
+    about which arm is better.
     """
     values, vectors = np.linalg.eigh(belief.covariance)
     normal = np.random.default_rng(0).standard_normal((draws // 2, len(values)))
     normal = np.concatenate([normal, -normal])
     root = vectors * np.sqrt(np.maximum(values, 0))
-    costs = belief.mean + normal @ root.T
+    ratios = normal @ root.T
+    costs = np.exp(belief.mean + ratios - ratios.mean(axis=1, keepdims=True))
     least = costs[:, list(references)].min(axis=1, keepdims=True)
     harm = np.maximum(costs - least, 0).mean(axis=0)
     best = np.bincount(costs.argmin(axis=1), minlength=len(values)) / len(costs)
+
+    expected = costs.mean(axis=0)
 
     def last_least(values: np.ndarray) -> int:
         return len(values) - 1 - int(np.argmin(values[::-1]))
 
     return Decision(
-        arm=last_least(belief.mean + guard * harm),
-        unguarded=last_least(belief.mean),
-        expected=belief.mean,
+        arm=last_least(expected + guard * harm),
+        unguarded=last_least(expected),
+        expected=expected,
         harm=harm,
         best=best,
     )

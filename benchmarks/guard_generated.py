@@ -1,0 +1,204 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The guard on generated federations, where what every model costs is known.
+
+Linear models in closed form: training alone is ridge regression, with the penalty that
+folds choose for all clients; the shared model is that of all rows; the arm of an alpha
+mixes the shared model with the client's own. The rule of ``fb.choose`` was fixed here.
+
+    python benchmarks/guard_generated.py --seeds 12
+
+A line has harm as a fraction of what the better alternative costs, mean over clients:
+of the best fixed alpha in hindsight, of what clients deploy, and what they expect of
+it; then how many clients lose more than 5 %.
+"""
+
+import argparse
+
+import numpy as np
+
+from fedblend.simulation import shrinkage
+from fedblend.simulation.choose import GRID, GUARD
+from fedblend.simulation.shrinkage import Scores
+
+FOLDS = 5
+PENALTIES = (0.1, 1.0, 5.0, 20.0)
+TESTS = 4000
+"""Rows by which errors of classification are known."""
+NOISE = {
+    "normal": lambda rng, rows: rng.standard_normal(rows),
+    "t3": lambda rng, rows: rng.standard_t(3, rows) / 3**0.5,
+    "lognormal": lambda rng, rows: (np.exp(rng.standard_normal(rows)) - 1.6487) / 2.16,
+}
+USUAL = {
+    "clients": 30,
+    "inputs": 8,
+    "least": 15,
+    "most": 200,
+    "between": 0.5,
+    "skew": 0.6,
+    "noise": "normal",
+    "levels": 0.5,
+    "scales": 0.0,
+    "classes": False,
+}
+WORLDS = {
+    "equal noise": {"levels": 0.0},
+    "other noise": {"levels": 0.7},
+    "t3": {"noise": "t3"},
+    "lognormal": {"noise": "lognormal", "levels": 0.7},
+    "few rows": {"least": 8, "most": 40, "inputs": 5},
+    "alike": {"between": 0.15, "noise": "t3"},
+    "unlike": {"between": 1.5, "skew": 1.0, "levels": 0.7, "noise": "t3"},
+    "many clients": {
+        "clients": 80,
+        "least": 8,
+        "most": 100,
+        "inputs": 6,
+        "scales": 0.4,
+        "levels": 0.7,
+        "noise": "t3",
+        "between": 0.3,
+    },
+    "classes": {"classes": True, "between": 0.6, "levels": 0.3},
+    "classes, few rows": {"classes": True, "least": 10, "most": 60, "inputs": 5},
+}
+"""What a federation has besides the usual; ``between`` and ``skew`` are how far clients
+are, ``levels`` how much their noise differs, ``scales`` how much their inputs do."""
+
+
+def ridge(inputs, targets, penalty):
+    penalties = np.full(inputs.shape[1], penalty)
+    penalties[0] = 1e-6 * max(len(inputs), 1)  # the intercept is free
+    return np.linalg.solve(inputs.T @ inputs + np.diag(penalties), inputs.T @ targets)
+
+
+def trained(data, penalty):
+    """The models of all arms, [clients, arms, inputs]."""
+    inputs, targets = map(np.concatenate, zip(*data, strict=True))
+    shared = ridge(inputs, targets, 1.0)
+    found = []
+    for inputs, targets in data:
+        away = 0.1 * np.eye(len(shared))
+        step = inputs.T @ (targets - inputs @ shared)
+        own = shared + np.linalg.solve(inputs.T @ inputs + away, step)
+        alone = ridge(inputs, targets, penalty)
+        found.append([alone, *(a * shared + (1 - a) * own for a in GRID)])
+    return np.array(found)
+
+
+class World:
+    """A federation: what folds say of rows, and what models cost in truth."""
+
+    def __init__(self, seed, name):
+        rng = np.random.default_rng([seed, *name.encode()])
+        self.of = of = {**USUAL, **WORLDS[name]}
+        clients = of["clients"]
+        span = np.log(of["least"]), np.log(of["most"])
+        self.counts = np.exp(rng.uniform(*span, clients)).astype(int)
+        rule = rng.standard_normal(of["inputs"])
+        far = np.exp(of["skew"] * rng.standard_normal(clients) - of["skew"] ** 2 / 2)
+        away = rng.standard_normal((clients, of["inputs"]))
+        self.rules = rule + of["between"] * far[:, None] * away
+        self.levels = np.exp(of["levels"] * rng.standard_normal(clients))
+        self.scales = np.exp(of["scales"] * rng.standard_normal(clients))
+        data = [self.drawn(rng, i, n) for i, n in enumerate(self.counts)]
+        parts = [rng.permutation(n) % FOLDS for n in self.counts]
+        tried = [self.crossed(data, parts, penalty) for penalty in PENALTIES]
+        alone = [np.mean([own[:, 0].mean() for own in self.costs(data, of)])
+                 for of in tried]  # fmt: skip
+        best = int(np.argmin(alone))
+        self.data, self.said = data, tried[best]
+        self.models = trained(data, PENALTIES[best])
+        self.tests = [self.drawn(rng, i, TESTS) for i in range(clients)]
+
+    def drawn(self, rng, client, rows):
+        """Rows of a client: inputs and targets."""
+        inputs = rng.standard_normal((rows, self.of["inputs"])) * self.scales[client]
+        inputs[:, 0] = 1
+        exact, level = inputs @ self.rules[client], self.levels[client]
+        if self.of["classes"]:
+            chance = 1 / (1 + np.exp(-2 * exact / level))
+            return inputs, np.where(rng.random(rows) < chance, 1.0, -1.0)
+        return inputs, exact + level * NOISE[self.of["noise"]](rng, rows)
+
+    def crossed(self, data, parts, penalty):
+        """What the arms say of every row, by models that did not train on it."""
+        said = [np.zeros((len(own), 1 + len(GRID))) for own in parts]
+        for fold in range(FOLDS):
+            pairs = list(zip(data, parts, strict=True))
+            models = trained(
+                [(x[p != fold], y[p != fold]) for (x, y), p in pairs], penalty
+            )
+            for own, ((x, _), p), of in zip(said, pairs, models, strict=True):
+                own[p == fold] = x[p == fold] @ of.T
+        return said
+
+    def costs(self, data, said):
+        """Of every row, [rows, arms]."""
+        pairs = [(y[:, None], own) for (_, y), own in zip(data, said, strict=True)]
+        if self.of["classes"]:
+            return [(y * own <= 0).astype(float) for y, own in pairs]
+        return [(y - own) ** 2 for y, own in pairs]
+
+    def truth(self, weights):
+        """What averages cost, by weights [clients, arms]."""
+        models = np.einsum("ca,cai->ci", weights, self.models)
+        if self.of["classes"]:
+            wrong = [
+                (x @ own) * y <= 0
+                for (x, y), own in zip(self.tests, models, strict=True)
+            ]
+            return np.mean(wrong, axis=1)
+        off = (models - self.rules) ** 2
+        return off[:, 0] + self.scales**2 * off[:, 1:].sum(axis=1) + self.levels**2
+
+
+def decided(world, costs):
+    """What ``fb.choose`` believes, of the costs of rows."""
+    clients = [
+        Scores(own, int(n - n // FOLDS), int(n))
+        for own, n in zip(costs, world.counts, strict=True)
+    ]
+    federation = shrinkage.learn(clients)
+    return [
+        shrinkage.decide(shrinkage.posterior(one, federation), (0, len(GRID)), GUARD)
+        for one in clients
+    ]
+
+
+def judged(world):
+    """[clients, arms] in truth, what averages cost in truth, and the harm expected."""
+    arms, number = 1 + len(GRID), len(world.counts)
+    truth = [world.truth(np.tile(row, (number, 1))) for row in np.eye(arms)]
+    costs = world.costs(world.data, world.said)
+    weights = np.stack([one.best for one in decided(world, costs)])
+    said = [own @ of[:, None] for own, of in zip(world.said, weights, strict=True)]
+    averages = world.costs(world.data, said)
+    both = [np.hstack(pair) for pair in zip(costs, averages, strict=True)]
+    stated = [one.harm[-1] for one in decided(world, both)]
+    return np.stack(truth, axis=1), world.truth(weights), np.array(stated)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=12)
+    print("federation: fixed alpha, its harm, deployed, stated, harmed by each")
+    for name in WORLDS:
+        found = [judged(World(seed, name)) for seed in range(parser.parse_args().seeds)]
+        truth, mine, stated = map(np.concatenate, zip(*found, strict=True))
+        best = truth[:, [0, -1]].min(axis=1)
+        fixed = 1 + truth[:, 1:].mean(axis=0).argmin()
+        harms = [np.maximum(of - best, 0) for of in (truth[:, fixed], mine)]
+        before, after, said = (of.mean() / best.mean() for of in (*harms, stated))
+        error = harms[1].std() / len(best) ** 0.5 / best.mean()
+        much = [int((of > 0.05 * best).sum()) for of in harms]
+        print(
+            f"{name}: {GRID[fixed - 1]}, {before:.3f}, {after:.4f} (+- {error:.4f}), "
+            f"{said:.4f}, {much[0]} and {much[1]} of {len(best)}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
