@@ -15,7 +15,7 @@ import known_tables
 from fedblend.config.build import build
 from fedblend.data.dataset import Task
 from fedblend.data.download import data_home
-from fedblend.experiments.auto import constant, description, tuning
+from fedblend.experiments.auto import comparison, constant, description, tuning
 from fedblend.experiments.auto.candidates import CANDIDATES, Request, configuration
 from fedblend.experiments.auto.comparison import Comparison, Screen
 from fedblend.experiments.auto.linear import Rows, flix_models, hierarchical_models
@@ -129,7 +129,7 @@ def distance(found: Comparison) -> float:
     In parts of the way from the best constant to it, on the same test rows; its
     penalties are chosen by leaving out single rows.
     """
-    config = found._config("fedavg", list(range(10)), validation=0.0)
+    config = found._config("fedavg", list(range(comparison.SPLITS)), validation=0.0)
     built = build(config)
     alone, pooled, constants = [], [], []
     for data in built.federations:

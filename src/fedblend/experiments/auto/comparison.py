@@ -46,7 +46,7 @@ CRITERIA = {
 REPORT = "report.html"
 ALWAYS = (ALONE, "fedavg")
 """Methods that are not left out, however short the time; their runs are kept."""
-SPLITS, LEAST_SPLITS, ROWS = 10, 3, 2_000_000
+SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
 """Splits of a table, and of one so large that all splits have so many rows."""
 TUNING_SPLITS = 5
 """Splits whose validation rows choose settings."""
