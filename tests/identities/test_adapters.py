@@ -37,7 +37,8 @@ MODEL = fb.adapt(PLAIN, how=fb.lora(RANK), inputs=rows()[0])
 LOSS = fb.losses.cross_entropy(MODEL.apply)
 DATA = fb.federate(rows(), parts())
 ONE = fb.federate(rows(clients=1), parts(1))
-SAME = fb.federate(rows(clients=1), [np.arange(ROWS)] * CLIENTS)
+COPIES = tuple(np.concatenate([leaf] * CLIENTS) for leaf in rows(clients=1))
+SAME = fb.federate(COPIES, parts())
 INPUTS = rows(seed=1)[0]
 SLOW = pytest.mark.slow
 OTHERS_LATER = [0.3, *(pytest.param(alpha, marks=SLOW) for alpha in (0.0, 1.0))]

@@ -75,7 +75,7 @@ def write(
             arrays[f"rows/{seed}/{name}"] = _small(rows[:, : inside.shape[1]][inside])
     if split in evidence.numbers:
         numbers = evidence.numbers[split][: len(seeds), :, : inside.shape[1]]
-        arrays["numbers"] = numbers[:, inside].astype(np.int64)
+        arrays["numbers"] = numbers[:, inside].astype(np.int32)
     facts = {
         name: {fact: getattr(metric, fact) for fact in FACTS}
         for name, metric in evidence.metrics.items()
