@@ -2,25 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of a configuration, the cheapest first, with the settings that run them.
 
-Every plan has three numbers of rounds, the one that collects x_avg included, after
-which ``f~ - min f~ <= eps``:
+Every plan has numbers of rounds, the one that collects x_avg included, after which
+``f~ - min f~ <= eps``:
 
 worst case   theory's, from ``f~(x_avg) - min f~ <= L_alpha V/2``, for any data with
              these constants
 certified    theory's, from the start that is measured on these rows. Both are promises;
              of a random solver they are of the expected value
-typical      those of a trial, which is run until its certificate proves eps
+typical      of trials, which are run until their certificates prove eps: the median
+             over seeds, and the rounds by which nine of ten seeds are done
 
-What is promised of bits, seconds and cost is that of typical rounds where there was a
-trial, else of certified ones.
+Trials with some seeds choose: among 1/p of each candidate first, then among candidates,
+by the mean cost. Those with other seeds tell the typical rounds, so that these are not
+those of lucky seeds. What costs more than twice the best is given up.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
+import jax
+import numpy as np
+
+from fedblend import keys
 from fedblend.config.config import Config
 from fedblend.config.toml import literal
+from fedblend.core import Key
 from fedblend.experiments.plan.candidates import (
     Candidate,
     candidates,
@@ -29,8 +37,8 @@ from fedblend.experiments.plan.candidates import (
 )
 from fedblend.experiments.plan.messages import Ways, ways
 from fedblend.experiments.plan.prices import Prices
-from fedblend.experiments.plan.problem import Problem
-from fedblend.experiments.plan.trial import Trial, trial
+from fedblend.experiments.plan.problem import Problem, first_key
+from fedblend.experiments.plan.trial import PART, Trials
 from fedblend.theory.certificate import require_resolved
 from fedblend.theory.plan import affordable_rounds, bound_of, rounds_of
 
@@ -42,41 +50,55 @@ HALVINGS = 40
 """Of the interval in which the largest alpha of a budget lies."""
 MOST = 100_000
 """Rounds of a trial at most."""
-FAMILY = 3
-"""Candidates of a family that are tried, by the cost of their certified rounds."""
 SAME = Prices()
 """Both ways cost the same."""
 PATIENCE = 2
 """Trials of random solvers may take so many times their certified rounds."""
+SEEDS = 10
+"""Seeds of a trial that chooses, and of either trial that tells typical rounds."""
+REACH, CLOSE = 2, 1.25
+"""Costs in units of the best, up to which typical rounds are told, and 1/p is refined.
+
+Twice as many local steps at most halve the rounds."""
+LONGER = (2, 2**0.5, 2**0.25)
+"""Factors between the 1/p that are tried, coarse to fine."""
+
+
+class Price(NamedTuple):
+    """What rounds cost, in bits up and down, and in all."""
+
+    rounds: int
+    up: float
+    down: float
+    cost: float
 
 
 class Offer(NamedTuple):
-    """A plan: what a candidate needs for an alpha, and what that costs.
-
-    ``rounds`` are those that ``up``, ``down``, ``bound`` and ``settings`` are for. They
-    are None where nothing is promised.
-    """
+    """A plan: what a candidate needs for an alpha, and what that costs."""
 
     candidate: Candidate
     alpha: float
-    worst: int | None
-    certified: int | None
-    trial: Trial | None
-    rounds: int | None
-    up: float | None
-    down: float | None
-    bound: float
-    """On ``f~ - min f~``: the certificate of the trial, or theory's of the rounds."""
-    cost: float
     ways: Ways
+    worst: int | None = None
+    """None where theory has no bound, and so are ``certified`` and ``bound``."""
+    certified: Price | None = None
+    bound: float | None = None
+    """On ``f~ - min f~`` after the certified rounds."""
+    tried: float = math.inf
+    """The mean cost in trials that choose."""
+    beyond: int | None = None
+    """Rounds that were not enough on average, of a trial that was given up."""
+    median: Price | None = None
+    """Of the trials that tell typical rounds, and None without them."""
+    p90: int | None = None
     settings: tuple[str, ...] = ()
     """For ``fedblend run --set``; empty where there is nothing to run, or the file has
     a table ``[compress]`` too many."""
 
     @property
-    def typical(self) -> int | None:
-        """The rounds of the trial, if it arrived."""
-        return self.trial.rounds if self.trial and self.trial.arrived else None
+    def order(self) -> tuple[float, float]:
+        """The cheapest first, by trials if there are any."""
+        return self.tried, math.inf if self.certified is None else self.certified.cost
 
 
 def offers(
@@ -93,8 +115,7 @@ def offers(
     """What each candidate needs for an alpha or allows for a budget, best first.
 
     For an alpha the cheapest is the best; for a budget the one with the largest alpha
-    that is certified within it, and of several the cheapest. A trial that costs more
-    than the best one so far is given up.
+    that is certified within it, and of several the cheapest.
 
     Args:
         found: from ``problem``.
@@ -119,11 +140,12 @@ def offers(
                 most = affordable_rounds(cast(float, bits), cost.both)
             own = _largest_alpha(found, candidate, eps, most)
         made.append(_by_theory(found, candidate, own, eps, cost, prices))
-    made.sort(key=lambda one: one.cost)
-    if trials:
-        made = _tried(found, made, eps, prices)
+    made.sort(key=lambda one: one.order)
     by_alpha = alpha is None
-    return sorted(made, key=lambda one: (-one.alpha if by_alpha else 0, one.cost))
+    if trials:
+        # With another 1/p, an alpha is not certified within the budget.
+        made = _with_trials(found, made, eps, prices, climbs=not by_alpha)
+    return sorted(made, key=lambda one: (-one.alpha if by_alpha else 0, one.order))
 
 
 def check_accuracy(config: Config, eps: float) -> None:
@@ -171,72 +193,121 @@ def _by_theory(
     prices: Prices,
 ) -> Offer:
     """A plan without a trial."""
+    plain = Offer(candidate, alpha, cost)
     if alpha == 0:
-        return Offer(candidate, 0.0, 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0, cost)
+        free = Price(0, 0.0, 0.0, 0.0)
+        return plain._replace(worst=0, certified=free, bound=0.0)
     worst = rounds_of(candidate.curve(found.at(alpha)), eps)
     curve = candidate.curve(found.measured(alpha))
     rounds = rounds_of(curve, eps)
-    none = Offer(
-        candidate, alpha, worst, None, None, None, None, None, math.inf, math.inf, cost
-    )
     if rounds is None:
-        return none
-    up, down = cost.spent(rounds)
-    return none._replace(
-        certified=rounds,
-        rounds=rounds,
-        up=up,
-        down=down,
+        return plain._replace(worst=worst)
+    return plain._replace(
+        worst=worst,
+        certified=_price(prices, cost, rounds),
         bound=bound_of(curve, rounds),
-        cost=prices.cost(up, down, len(found.shape)),
-        settings=_settings(found, candidate, alpha, rounds),
+        settings=_settings(found, candidate, alpha, eps, rounds),
     )
 
 
-def _tried(
-    found: Problem, made: Sequence[Offer], eps: float, prices: Prices
+def _with_trials(
+    found: Problem, made: Sequence[Offer], eps: float, prices: Prices, climbs: bool
 ) -> list[Offer]:
-    """The plans with trials, of which those beyond the best cost are given up."""
-    after: list[Offer] = []
-    clients, best = len(found.shape), math.inf
-
-    def too_much(up: int, down: int) -> bool:
-        return prices.cost(up, down, clients) > best
-
-    chosen = shortlist(made)
+    """The plans with their trials, and with the best 1/p where that ``climbs``."""
+    seeds = jax.random.split(keys.named(first_key(found.built), "plan"), 3 * SEEDS)
+    chosen: list[tuple[Offer, Trials | None]] = []
+    best = math.inf
     for one in made:
-        if one not in chosen or one.certified is None:
-            after.append(one)
+        if not one.alpha or one.certified is None:
+            chosen.append((one, None))
             continue
         own = literal(_alphas(found, one.alpha))
         config = config_of(found, one.candidate, f"algorithm.alpha={own}")
-        most = min(PATIENCE * one.certified + 10, MOST)
-        run = trial(found, config, eps, most, too_much)
-        cost = prices.cost(run.up, run.down, clients)
-        one = one._replace(trial=run, cost=max(one.cost, cost))
-        if run.arrived:
-            best = min(best, cost)
-            settings = _settings(found, one.candidate, one.alpha, run.rounds)
-            one = one._replace(
-                rounds=run.rounds,
-                up=run.up,
-                down=run.down,
-                bound=run.gap,
-                cost=cost,
-                settings=settings,
-            )
-        after.append(one)
-    return after
+        trials = Trials(found, config, eps)
+        price = partial(_price, prices, one.ways)
+        choose = seeds[: SEEDS if one.candidate.random else 1]
+        most = min(PATIENCE * one.certified.rounds + 10, MOST)
+        mean_cost = partial(_mean_cost, trials, choose, most, price)
+        steps = one.candidate.steps
+        if steps is None or not climbs:
+            cost, rounds = mean_cost(steps, REACH * best)
+        else:
+            steps, (cost, rounds) = _climb(mean_cost, 2 * steps, best)
+            candidate = one.candidate._replace(steps=steps)
+            one = _by_theory(found, candidate, one.alpha, eps, one.ways, prices)
+        one = one._replace(tried=cost, beyond=math.ceil(rounds) - 1)
+        best = min(best, cost)
+        chosen.append((one, trials))
+    return [
+        one
+        if trials is None or one.tried > REACH * best
+        else _with_typical(found, one, eps, prices, trials, seeds[SEEDS:])
+        for one, trials in chosen
+    ]
 
 
-def shortlist(made: Sequence[Offer]) -> list[Offer]:
-    """Plans worth a trial: of every family of candidates those of the least cost."""
-    found: list[Offer] = []
-    for one in made:
-        same = [other.candidate.family == one.candidate.family for other in found]
-        if one.alpha and one.certified is not None and sum(same) < FAMILY:
-            found.append(one)
-    return found
+def _mean_cost(
+    trials: Trials,
+    seeds: Key,
+    most: int,
+    price: Callable[[float], Price],
+    steps: int | None,
+    limit: float,
+) -> tuple[float, float]:
+    """The mean cost and rounds of seeds.
+
+    A trial is given up at ``limit``: its cost is infinite, its rounds are those so far.
+    """
+
+    def too_much(rounds: np.ndarray) -> bool:
+        return price(rounds.mean()).cost > limit
+
+    trial = trials.run(seeds, steps, most, too_much)
+    rounds = float(trial.rounds.mean())
+    return price(rounds).cost if trial.arrived.all() else math.inf, rounds
+
+
+def _climb(
+    mean_cost: Callable[[int, float], tuple[float, float]], start: int, best: float
+) -> tuple[int, tuple[float, float]]:
+    """The 1/p of the least mean cost near ``start``, with that cost and its rounds.
+
+    Only as long as that may become the ``best`` cost, as far as known.
+    """
+    known, here = {start: mean_cost(start, REACH * best)}, start
+    for factor, within in zip(LONGER, (REACH, CLOSE, CLOSE), strict=True):
+        while known[here][0] <= within * best:
+            for steps in (round(here * factor), max(round(here / factor), 1)):
+                if steps not in known:
+                    known[steps] = mean_cost(steps, known[here][0])
+                if known[steps] < known[here]:
+                    here = steps
+                    break
+            else:
+                break
+    return here, known[here]
+
+
+def _with_typical(
+    found: Problem, one: Offer, eps: float, prices: Prices, trials: Trials, seeds: Key
+) -> Offer:
+    """The plan with the rounds of seeds that did not choose it."""
+    candidate, rounds = one.candidate, np.array([cast(int, one.beyond) + 1])
+    if candidate.random:
+        halves = (seeds[:SEEDS], seeds[SEEDS:])
+        every = [trials.run(half, candidate.steps, MOST) for half in halves]
+        rounds = np.concatenate([trial.rounds for trial in every])
+    # Of n seeds, k/(n + 1) of all others are done by the rounds of the k-th.
+    points = np.quantile(rounds, (0.5, 0.9), method="weibull")
+    median, p90 = np.ceil(points).astype(int).tolist()
+    settings = _settings(found, candidate, one.alpha, eps, p90)
+    price = _price(prices, one.ways, median)
+    return one._replace(median=price, p90=p90, beyond=None, settings=settings)
+
+
+def _price(prices: Prices, cost: Ways, rounds: float) -> Price:
+    up, down = cost.spent(rounds)
+    return Price(cast(int, rounds), up, down, prices.cost(up, down, cost.clients))
 
 
 def _alphas(found: Problem, alpha: float) -> Any:
@@ -246,7 +317,7 @@ def _alphas(found: Problem, alpha: float) -> Any:
 
 
 def _settings(
-    found: Problem, candidate: Candidate, alpha: float, rounds: int
+    found: Problem, candidate: Candidate, alpha: float, eps: float, rounds: int
 ) -> tuple[str, ...]:
     too_many = found.config.compress is not None and not candidate.compresses
     if too_many or not rounds:
@@ -256,6 +327,8 @@ def _settings(
         f"algorithm.alpha={literal(_alphas(found, alpha))}",
         "algorithm.rate=theory",
         f"run.rounds={rounds - 1}",
+        f"run.every={max(rounds // PART, 1)}",
+        f"run.until={eps!r}",
     )
 
 
