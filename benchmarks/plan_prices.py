@@ -40,13 +40,13 @@ PRICES = {
     "10:1": Prices(10, 1),
 }
 CLIENTS, L2, ALPHA, EPS = 20, 0.01, 0.5, 1e-6
-GRID = [2 ** (number / 4) for number in range(-2, 17)]
-"""1/p in units of the candidate's."""
-LOST, MOST, SEEDS = 2.0, 20_000, 20
+GRID = [[2 ** (1 + way * number / 4) for number in range(13)] for way in (1, -1)]
+"""1/p in units of the candidate's, up and down from twice that."""
+LOST, MOST, SEEDS = 1.5, 20_000, 20
 
 
 def configuration(name: str, rows: int) -> dict[str, Any]:
-    """FLIX on about so many rows; "quadratics" and such are generated."""
+    """FLIX on about so many rows."""
     test = max(1 - rows / SETS[name], 0.0)
     return {
         "version": 1,
@@ -74,7 +74,9 @@ def configuration(name: str, rows: int) -> dict[str, Any]:
 class Search:
     """Mean costs of candidates, on seeds that no plan has."""
 
-    def __init__(self, found: Problem, prices: dict[str, Prices], alpha: float, eps: float):
+    def __init__(
+        self, found: Problem, prices: dict[str, Prices], alpha: float, eps: float
+    ):
         self.found, self.prices, self.alpha, self.eps = found, prices, alpha, eps
         self.best = dict.fromkeys(prices, math.inf)
         self.costs: dict[str, dict[str, float]] = {}
@@ -88,15 +90,22 @@ class Search:
         family = f"{one.solver} {one.label}"
         if family not in self.trials:
             config = config_of(self.found, one, f"algorithm.alpha={self.alpha}")
-            self.trials[family] = Trials(self.found, config, self.eps), ways(self.found, config)
+            self.trials[family] = (
+                Trials(self.found, config, self.eps),
+                ways(self.found, config),
+            )
         trials, cost = self.trials[family]
 
         def costs(rounds: np.ndarray) -> dict[str, float]:
             bits = cost.spent(rounds.mean())
-            return {name: of.cost(*bits, cost.clients) for name, of in self.prices.items()}
+            return {
+                name: of.cost(*bits, cost.clients) for name, of in self.prices.items()
+            }
 
         def too_much(rounds: np.ndarray) -> bool:
-            return all(of > LOST * self.best[name] for name, of in costs(rounds).items())
+            return all(
+                of > LOST * self.best[name] for name, of in costs(rounds).items()
+            )
 
         seeds = jax.random.split(jax.random.key(12345), SEEDS if one.random else 1)
         begun = time.perf_counter()
@@ -108,24 +117,31 @@ class Search:
         self.best = {name: min(self.best[name], made[name]) for name in made}
         end = "" if trial.arrived.all() else ", given up"
         seconds = time.perf_counter() - begun
-        print(f"  {one.name}: {trial.rounds.mean():.1f} rounds{end}, {seconds:.1f} s", flush=True)
+        print(
+            f"  {one.name}: {trial.rounds.mean():.1f} rounds{end}, {seconds:.1f} s",
+            flush=True,
+        )
         return made
 
     def all(self) -> None:
-        """Every candidate with every 1/p of the grid, until two in a row are given up."""
-        for one in sorted(candidates(self.found), key=lambda one: one.solver != "scafflix"):
+        """Every candidate, with longer and with shorter 1/p until that is given up."""
+        for one in sorted(
+            candidates(self.found), key=lambda one: one.solver != "scafflix"
+        ):
             if one.steps is None:
                 self.run(one)
                 continue
-            lost = 0
-            for factor in sorted(GRID, key=lambda factor: abs(math.log2(factor) - 1)):
-                if math.log2(factor) % 1 and lost > 4:
-                    continue
-                made = self.run(one._replace(steps=max(round(one.steps * factor), 1)))
-                lost += math.isinf(min(made.values()))
+            for grid in GRID:
+                for factor in grid:
+                    steps = max(round(one.steps * factor), 1)
+                    made = self.run(one._replace(steps=steps))
+                    if math.isinf(min(made.values())):
+                        break
 
 
-def compare(content: dict[str, Any], prices: dict[str, Prices], alpha: float, eps: float):
+def compare(
+    content: dict[str, Any], prices: dict[str, Prices], alpha: float, eps: float
+):
     """The planner's choices on a dataset, and what is really cheapest."""
     found = problem(check(content, content["name"]))
     known = found.known
@@ -141,15 +157,25 @@ def compare(content: dict[str, Any], prices: dict[str, Prices], alpha: float, ep
             chosen = offers(found, eps, alpha=alpha, prices=of, trials=trials)[0]
             seconds = time.perf_counter() - begun
             cost = search.run(chosen.candidate)[name]
-            pair[way] = {"choice": chosen.candidate.name, "seconds": seconds, "cost": cost}
+            pair[way] = {
+                "choice": chosen.candidate.name,
+                "seconds": seconds,
+                "cost": cost,
+            }
         best = min(search.costs, key=lambda one: search.costs[one][name])
         pair["best"] = best
         for way in ("typical", "certified"):
             choice = pair[way]["choice"]
             pair[way]["right"] = search.solvers[choice] == search.solvers[best]
             pair[way]["ratio"] = pair[way]["cost"] / search.costs[best][name]
-        lines = [f"{way} {pair[way]['choice']} ({pair[way]['ratio']:.2f} x, {pair[way]['seconds']:.0f} s)" for way in ("typical", "certified")]
-        print(f"{content['name']} {name}: cheapest {best}; {'; '.join(lines)}", flush=True)
+        lines = [
+            f"{way} {of['choice']} ({of['ratio']:.2f} x, {of['seconds']:.0f} s)"
+            for way, of in pair.items()
+            if way != "best"
+        ]
+        print(
+            f"{content['name']} {name}: cheapest {best}; {'; '.join(lines)}", flush=True
+        )
     return {"costs": search.costs, "pairs": pairs}
 
 
@@ -158,7 +184,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--prices", nargs="+", default=list(PRICES), choices=list(PRICES))
+    parser.add_argument(
+        "--prices", nargs="+", default=list(PRICES), choices=list(PRICES)
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     compiled = tempfile.mkdtemp()  # plans of all prices run the same programs
@@ -174,7 +202,10 @@ def main() -> None:
         right = sum(pair[way]["right"] for pair in pairs)
         close = sum(pair[way]["ratio"] <= 1.05 for pair in pairs)
         worst = max(pair[way]["ratio"] for pair in pairs)
-        print(f"{way}: solver right in {right} of {len(pairs)}, within 1.05 x of the ", end="")
+        print(
+            f"{way}: solver right in {right} of {len(pairs)}, within 1.05 x of the ",
+            end="",
+        )
         print(f"cheapest in {close}, at most {worst:.2f} x")
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1))

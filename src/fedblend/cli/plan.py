@@ -83,7 +83,9 @@ def plan(
                 trials=trials,
             )
         except SettingError as error:
-            raise typer.BadParameter(_with_dashes(str(error))) from None
+            # Arguments are options here.
+            key = re.sub(r"\b(alpha|rounds|bits|eps|up|down)\b", r"--\1", error.key)
+            raise typer.BadParameter(f"{key}: {error.why}") from None
     for warning in found.warnings:
         screen.warn(warning)
     again = screen.run_again(file, sets)
@@ -94,11 +96,6 @@ def plan(
         typer.echo(as_json(found._replace(rows=rows).plain()))
     else:
         _print(found, again)
-
-
-def _with_dashes(line: str) -> str:
-    """A line about arguments, the names of which are options here."""
-    return re.sub(r"\b(alpha|rounds|bits|eps|up|down)\b", r"--\1", line)
 
 
 def _command(row: dict[str, Any], again: list[str]) -> str | None:

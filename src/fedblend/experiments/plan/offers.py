@@ -232,7 +232,7 @@ def _with_trials(
         if steps is None or not climbs:
             cost, rounds = mean_cost(steps, REACH * best)
         else:
-            steps, (cost, rounds) = _climb(mean_cost, 2 * steps, best)
+            steps, (cost, rounds) = climb(mean_cost, 2 * steps, best)
             candidate = one.candidate._replace(steps=steps)
             one = _by_theory(found, candidate, one.alpha, eps, one.ways, prices)
         one = one._replace(tried=cost, beyond=math.ceil(rounds) - 1)
@@ -267,7 +267,7 @@ def _mean_cost(
     return price(rounds).cost if trial.arrived.all() else math.inf, rounds
 
 
-def _climb(
+def climb(
     mean_cost: Callable[[int, float], tuple[float, float]], start: int, best: float
 ) -> tuple[int, tuple[float, float]]:
     """The 1/p of the least mean cost near ``start``, with that cost and its rounds.

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.checks import FRACTION, POSITIVE, WHOLE, optional
+from fedblend.checks import FRACTION, POSITIVE, WHOLE
 from fedblend.config.config import Config, load
-from fedblend.errors import ConfigError, SettingError
+from fedblend.errors import SettingError
 from fedblend.experiments.plan import offers
 from fedblend.experiments.plan.offers import Offer, Price
 from fedblend.experiments.plan.prices import Prices, parse_bits, parse_prices
-from fedblend.experiments.plan.problem import Problem, problem
+from fedblend.experiments.plan.problem import problem
 
 
 class PlanResult(NamedTuple):
@@ -72,55 +72,48 @@ def plan(
         up: price of a bit up, as a number or a speed: 1, "10Mbit/s"; 1 if None.
         down: price of a bit down, likewise.
         trials: run every solver until it has arrived, to count its rounds.
-        sets: settings ``key=value`` of the configuration.
+        sets: settings ``key=value`` for the file.
 
     Raises:
         InputError: one line: an argument is wrong, or the configuration has no plan.
     """
-    asked = {"alpha": alpha, "rounds": rounds, "bits": bits}
-    names = [name for name, value in asked.items() if value is not None]
+    given = {"alpha": alpha, "rounds": rounds, "bits": bits}
+    names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise SettingError(" and ".join(names), "give only one of them")
+    rules = {"alpha": FRACTION, "rounds": WHOLE, "bits": lambda _, of: parse_bits(of)}
+    asked: Any = {name: rules[name](name, given[name]) for name in names}
     POSITIVE("eps", eps)
-    optional(WHOLE)("rounds", rounds)
-    optional(FRACTION)("alpha", alpha)
-    asked["bits"] = None if bits is None else parse_bits(bits)
     if not names and (up, down) != (None, None):
         needed = "choose among solvers; give alpha, rounds or bits too"
         raise SettingError("up, down", needed)
     prices = parse_prices(up, down)
     if not isinstance(config, Config):
         config = load(Path(config), sets)
-    elif tuple(sets):
-        raise ConfigError("sets: go with a file; change the Config itself")
     offers.check_accuracy(config, eps)
     found = problem(config)
-    if names:
-        made = offers.offers(found, eps, **asked, prices=prices, trials=trials)
-    else:
-        made = offers.table(found, eps)
-    largest = max(one.alpha for one in made)
+    made = (
+        offers.offers(found, eps, **asked, prices=prices, trials=trials)
+        if asked
+        else offers.table(found, eps)
+    )
+    known, largest = found.known, max(one.alpha for one in made)
     return PlanResult(
         eps=eps,
-        clients=found.known.clients,
+        clients=known.clients,
         parameters=found.personal.shape[1],
         prices=prices,
-        constants=_constants(found),
+        constants={
+            "L": known.L_alpha,
+            "mu": known.mu_alpha,
+            "V": known.V,
+            "exact": found.smoothness.exact,
+            "worst_gradient_norm": found.gradient_norm,
+        },
         rows=list(map(_row, made)),
         warnings=offers.warnings(config, found, eps, largest),
         compares=bool(names),
     )
-
-
-def _constants(found: Problem) -> dict[str, Any]:
-    known = found.known
-    return {
-        "L": known.L_alpha,
-        "mu": known.mu_alpha,
-        "V": known.V,
-        "exact": found.smoothness.exact,
-        "worst_gradient_norm": found.gradient_norm,
-    }
 
 
 def _row(one: Offer) -> dict[str, Any]:
