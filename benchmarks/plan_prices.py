@@ -17,15 +17,15 @@ import math
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedblend.config.config import check
 from fedblend.experiments.plan.candidates import Candidate, candidates, config_of
 from fedblend.experiments.plan.messages import Ways, ways
-from fedblend.experiments.plan.offers import offers
+from fedblend.experiments.plan.offers import SEEDS, offers
 from fedblend.experiments.plan.prices import Prices
 from fedblend.experiments.plan.problem import Problem, problem
 from fedblend.experiments.plan.trial import Trials
@@ -42,7 +42,7 @@ PRICES = {
 CLIENTS, L2, ALPHA, EPS = 20, 0.01, 0.5, 1e-6
 GRID = [[2 ** (1 + way * number / 4) for number in range(13)] for way in (1, -1)]
 """1/p in units of the candidate's, up and down from twice that."""
-LOST, MOST, SEEDS = 1.5, 20_000, 20
+LOST, MOST = 1.5, 20_000
 
 
 def configuration(name: str, rows: int) -> dict[str, Any]:
@@ -96,31 +96,28 @@ class Search:
             )
         trials, cost = self.trials[family]
 
-        def costs(rounds: np.ndarray) -> dict[str, float]:
-            bits = cost.spent(rounds.mean())
-            return {
-                name: of.cost(*bits, cost.clients) for name, of in self.prices.items()
-            }
+        def costs(rounds: float) -> dict[str, float]:
+            bits = cost.spent(rounds)
+            every = self.prices.items()
+            return {name: of.cost(*bits, cost.clients) for name, of in every}
 
-        def too_much(rounds: np.ndarray) -> bool:
-            return all(
-                of > LOST * self.best[name] for name, of in costs(rounds).items()
-            )
-
-        seeds = jax.random.split(jax.random.key(12345), SEEDS if one.random else 1)
+        few, more = costs(2), costs(3)
+        most = max(
+            2 + (LOST * self.best[name] - few[name]) / (more[name] - few[name])
+            for name in self.prices
+        )
+        number = (2, SEEDS) if one.random else (1, 1)  # as in a plan: it compiles once
         begun = time.perf_counter()
-        trial = trials.run(seeds, one.steps, MOST, too_much)
-        made = costs(trial.rounds)
-        if not trial.arrived.all():
-            made = dict.fromkeys(made, math.inf)
+        rounds = fmean(
+            trials.run(seeds, one.steps, min(most, MOST)).mean()
+            for seeds in jax.random.split(jax.random.key(12345), number)
+        )
+        given_up = math.isinf(rounds)
+        made = dict.fromkeys(self.prices, math.inf) if given_up else costs(rounds)
         self.costs[one.name], self.solvers[one.name] = made, one.solver
         self.best = {name: min(self.best[name], made[name]) for name in made}
-        end = "" if trial.arrived.all() else ", given up"
         seconds = time.perf_counter() - begun
-        print(
-            f"  {one.name}: {trial.rounds.mean():.1f} rounds{end}, {seconds:.1f} s",
-            flush=True,
-        )
+        print(f"  {one.name}: {rounds:.1f} rounds, {seconds:.1f} s", flush=True)
         return made
 
     def all(self) -> None:

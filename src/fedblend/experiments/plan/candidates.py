@@ -55,8 +55,9 @@ class Candidate(NamedTuple):
     """The options but 1/p in words, such as "rand-8"."""
     fixed: tuple[str, ...]
     """What ``fedblend run --set`` needs besides 1/p, alpha, rate and rounds."""
-    bound: Callable[[Mixture, int | None], Curve]
-    """Theory's on ``f~(x^k) - min f~`` for a 1/p, expected where it is random."""
+    bound: Callable[..., Curve]
+    """Theory's on ``f~(x^k) - min f~``, expected where it is random: from a mixture,
+    and 1/p."""
     steps: int | None = None
     """1/p of a solver whose coin ends a round."""
 
@@ -89,7 +90,7 @@ class Candidate(NamedTuple):
 
     def curve(self, known: Mixture) -> Curve:
         """The bound of its 1/p."""
-        return self.bound(known, self.steps)
+        return self.bound(known, *([] if self.steps is None else [self.steps]))
 
 
 def candidates(found: Problem) -> list[Candidate]:
@@ -98,7 +99,7 @@ def candidates(found: Problem) -> list[Candidate]:
     sizes = sorted({max(dim // part, 1) for part in PARTS})
     tried = [
         *configured(found),
-        Candidate("accelerated", "", (NESTEROV,), _without_coin(bounds.accelerated)),
+        Candidate("accelerated", "", (NESTEROV,), bounds.accelerated),
         *(_diana(dim, k) for k in sizes),
     ]
     # Clients with alpha_i = 0 take no part in Scafflix; all others need everybody.
@@ -118,11 +119,14 @@ def candidates(found: Problem) -> list[Candidate]:
 def configured(found: Problem) -> list[Candidate]:
     """Gradient descent, and what the table ``[compress]`` of the file makes of it."""
     table = found.config.compress
-    plain = Candidate("dgd", "", (), _without_coin(bounds.dgd))
+    plain = Candidate("dgd", "", (), bounds.dgd)
     if table is None:
         return [plain]
     way = model.solver(table, trees.size(found.params), len(found.shape))
-    bound = _without_coin(lambda known: bounds.curve(way.name, known, *way[1:]))
+
+    def bound(known: Mixture) -> Curve:
+        return bounds.curve(way.name, known, *way[1:])
+
     return [plain, Candidate(way.name, "of the file", (), bound)]
 
 
@@ -134,11 +138,6 @@ def config_of(found: Problem, candidate: Candidate, *settings: str) -> Config:
     for setting in ("algorithm.rate=theory", *candidate.settings, *settings):
         toml.put(content, setting)
     return check(content, "plan")
-
-
-def _without_coin(curve: Callable[[Mixture], Curve]) -> Callable[..., Curve]:
-    """The bound of a solver without 1/p."""
-    return lambda known, steps: curve(known)
 
 
 def _with_coin(
@@ -157,7 +156,7 @@ def _with_coin(
     papers = known().steps
     steps = min(papers, -(-papers // 2), key=lambda number: known(steps=number).factor)
 
-    def curve(mixed: Mixture, steps: int | None) -> Curve:
+    def curve(mixed: Mixture, steps: int) -> Curve:
         return bound(choose(mixed.alpha, mixed.smoothness, steps=steps), mixed)
 
     return Candidate(solver, label, fixed, curve, steps)
@@ -191,5 +190,5 @@ def _compressed_scaffnew(found: Problem, copies: int) -> Candidate:
 
 
 def _diana(dim: int, k: int) -> Candidate:
-    bound = _without_coin(lambda known: bounds.diana(known, dim / k - 1))
+    bound = partial(bounds.diana, omega=dim / k - 1)
     return Candidate("diana", f"rand-{k}", (RAND_K.format(k=k),), bound)

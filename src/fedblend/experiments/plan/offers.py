@@ -18,6 +18,7 @@ those of lucky seeds. What costs more than twice the best is given up.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -44,10 +45,8 @@ from fedblend.theory.plan import affordable_rounds, bound_of, rounds_of
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""
-DIGITS = 6
-"""Digits to which an alpha is rounded down, so that a command can hold it."""
-HALVINGS = 40
-"""Of the interval in which the largest alpha of a budget lies."""
+BILLION = 10**9
+"""Alphas of a budget are multiples of its inverse, so that a command can hold them."""
 MOST = 100_000
 """Rounds of a trial at most."""
 SAME = Prices()
@@ -129,7 +128,7 @@ def offers(
     """
     if sum(value is not None for value in (alpha, rounds, bits)) != 1:
         raise ValueError("alpha, rounds, bits: give one of them")
-    check_accuracy(found.config, eps)
+    require_resolved("eps", eps, found.config.run.precision)
     made = []
     for candidate in candidates(found) if among is None else among:
         cost = ways(found, config_of(found, candidate))
@@ -146,11 +145,6 @@ def offers(
         # With another 1/p, an alpha is not certified within the budget.
         made = _with_trials(found, made, eps, prices, climbs=not by_alpha)
     return sorted(made, key=lambda one: (-one.alpha if by_alpha else 0, one.order))
-
-
-def check_accuracy(config: Config, eps: float) -> None:
-    """Refuse an accuracy below the rounding of a run of the configuration."""
-    require_resolved("eps", eps, config.run.precision)
 
 
 def table(found: Problem, eps: float, alphas: Iterable[float] = GRID) -> list[Offer]:
@@ -227,17 +221,23 @@ def _with_trials(
         price = partial(_price, prices, one.ways)
         choose = seeds[: SEEDS if one.candidate.random else 1]
         most = min(PATIENCE * one.certified.rounds + 10, MOST)
-        mean_cost = partial(_mean_cost, trials, choose, most, price)
+        most, close = (min(most, _within(price, of * best)) for of in (REACH, CLOSE))
+
+        def mean_rounds(steps: int | None, most: float) -> float:
+            return float(trials.run(choose, steps, most).mean())  # noqa: B023
+
         steps = one.candidate.steps
         if steps is None or not climbs:
-            cost, rounds = mean_cost(steps, REACH * best)
+            rounds = mean_rounds(steps, most)
         else:
-            steps, (cost, rounds) = climb(mean_cost, 2 * steps, best)
+            steps, rounds = climb(mean_rounds, 2 * steps, most, close)
             candidate = one.candidate._replace(steps=steps)
             one = _by_theory(found, candidate, one.alpha, eps, one.ways, prices)
-        one = one._replace(tried=cost, beyond=math.ceil(rounds) - 1)
+        cost, beyond = math.inf, math.floor(most)
+        if rounds < math.inf:
+            cost, beyond = price(rounds).cost, math.ceil(rounds) - 1
         best = min(best, cost)
-        chosen.append((one, trials))
+        chosen.append((one._replace(tried=cost, beyond=beyond), trials))
     return [
         one
         if trials is None or one.tried > REACH * best
@@ -246,46 +246,35 @@ def _with_trials(
     ]
 
 
-def _mean_cost(
-    trials: Trials,
-    seeds: Key,
-    most: int,
-    price: Callable[[float], Price],
-    steps: int | None,
-    limit: float,
-) -> tuple[float, float]:
-    """The mean cost and rounds of seeds.
-
-    A trial is given up at ``limit``: its cost is infinite, its rounds are those so far.
-    """
-
-    def too_much(rounds: np.ndarray) -> bool:
-        return price(rounds.mean()).cost > limit
-
-    trial = trials.run(seeds, steps, most, too_much)
-    rounds = float(trial.rounds.mean())
-    return price(rounds).cost if trial.arrived.all() else math.inf, rounds
-
-
 def climb(
-    mean_cost: Callable[[int, float], tuple[float, float]], start: int, best: float
-) -> tuple[int, tuple[float, float]]:
-    """The 1/p of the least mean cost near ``start``, with that cost and its rounds.
+    mean_rounds: Callable[[int, float], float], start: int, most: float, close: float
+) -> tuple[int, float]:
+    """The 1/p with the fewest rounds near ``start``, and these.
 
-    Only as long as that may become the ``best`` cost, as far as known.
+    Args:
+        mean_rounds: from 1/p and the rounds after which it is given up to the rounds.
+        start: the first 1/p.
+        most: rounds that are out of reach.
+        close: rounds beyond which a finer search is of no use.
     """
-    known, here = {start: mean_cost(start, REACH * best)}, start
-    for factor, within in zip(LONGER, (REACH, CLOSE, CLOSE), strict=True):
-        while known[here][0] <= within * best:
+    known, here = {start: mean_rounds(start, most)}, start
+    for factor, within in zip(LONGER, (most, close, close), strict=True):
+        while known[here] <= within:
             for steps in (round(here * factor), max(round(here / factor), 1)):
                 if steps not in known:
-                    known[steps] = mean_cost(steps, known[here][0])
+                    known[steps] = mean_rounds(steps, known[here])
                 if known[steps] < known[here]:
                     here = steps
                     break
             else:
                 break
     return here, known[here]
+
+
+def _within(price: Callable[[float], Price], cost: float) -> float:
+    """The rounds of a cost, of which it is a linear function from the second on."""
+    first, second = price(2).cost, price(3).cost
+    return 2 + (cost - first) / (second - first)
 
 
 def _with_typical(
@@ -295,8 +284,8 @@ def _with_typical(
     candidate, rounds = one.candidate, np.array([cast(int, one.beyond) + 1])
     if candidate.random:
         halves = (seeds[:SEEDS], seeds[SEEDS:])
-        every = [trials.run(half, candidate.steps, MOST) for half in halves]
-        rounds = np.concatenate([trial.rounds for trial in every])
+        several = [trials.run(half, candidate.steps, MOST) for half in halves]
+        rounds = np.concatenate(several)
     # Of n seeds, k/(n + 1) of all others are done by the rounds of the k-th.
     points = np.quantile(rounds, (0.5, 0.9), method="weibull")
     median, p90 = np.ceil(points).astype(int).tolist()
@@ -335,25 +324,11 @@ def _settings(
 def _largest_alpha(
     found: Problem, candidate: Candidate, eps: float, rounds: int
 ) -> float:
-    """The largest alpha that is certified within these rounds, rounded down."""
+    """The largest alpha that is certified within these rounds, to nine decimals."""
 
-    def enough(alpha: float) -> bool:
-        needed = rounds_of(candidate.curve(found.measured(alpha)), eps)
-        return needed is not None and needed <= rounds
+    def too_large(billionths: int) -> bool:
+        curve = candidate.curve(found.measured(billionths / BILLION))
+        needed = rounds_of(curve, eps)
+        return needed is None or needed > rounds
 
-    if rounds == 0:
-        return 0.0
-    if enough(1.0):
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if enough(middle) else (low, middle)
-    return _rounded_down(low)
-
-
-def _rounded_down(alpha: float) -> float:
-    if alpha == 0:
-        return alpha
-    places = DIGITS - 1 - math.floor(math.log10(alpha))
-    return math.floor(round(alpha * 10**places, 3)) / 10**places
+    return bisect_left(range(1, BILLION + 1), True, key=too_large) / BILLION

@@ -13,6 +13,7 @@ from fedblend.experiments.plan import offers
 from fedblend.experiments.plan.offers import Offer, Price
 from fedblend.experiments.plan.prices import Prices, parse_bits, parse_prices
 from fedblend.experiments.plan.problem import problem
+from fedblend.theory.certificate import require_resolved
 
 
 class PlanResult(NamedTuple):
@@ -90,7 +91,7 @@ def plan(
     prices = parse_prices(up, down)
     if not isinstance(config, Config):
         config = load(Path(config), sets)
-    offers.check_accuracy(config, eps)
+    require_resolved("eps", eps, config.run.precision)
     found = problem(config)
     made = (
         offers.offers(found, eps, **asked, prices=prices, trials=trials)

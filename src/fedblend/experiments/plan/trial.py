@@ -7,8 +7,7 @@ the precision of the configuration, and with some seeds side by side. The certif
 looked at after every round at first, later after every twentieth of the rounds so far.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,14 +31,6 @@ MARGIN = 0.95
 """The part of eps at which a trial ends: x_i of a run are found less exactly."""
 
 
-class Trial(NamedTuple):
-    """A run of some seeds, to their certificates or until it was given up."""
-
-    rounds: np.ndarray
-    """Of each seed, that of x_avg included; so far if the seed has not arrived."""
-    arrived: np.ndarray
-
-
 class Trials:
     """Trials of a configuration with any 1/p, whose programs compile once.
 
@@ -58,32 +49,26 @@ class Trials:
             self._loss = self._method(None).loss
         self._last: Run | None = None
 
-    def run(
-        self,
-        keys: Key,
-        steps: int | None,
-        most: int,
-        too_much: Callable[[np.ndarray], bool] = lambda rounds: False,
-    ) -> Trial:
-        """Run until every seed has arrived, or the trial is given up.
+    def run(self, keys: Key, steps: int | None, most: float) -> np.ndarray:
+        """The rounds of each seed, that of x_avg included.
 
         Args:
             keys: the seeds, as many in every call.
             steps: 1/p; None for a solver without a coin.
-            most: rounds after which the trial is given up.
-            too_much: whether to give up, from the rounds of all seeds so far.
+            most: mean rounds after which a trial is given up: seeds that have not
+                arrived then have infinitely many.
         """
         with precision(self._config.run.precision):
             run = self._begun(keys, steps)
-            rounds, arrived = np.zeros(len(keys), int), np.zeros(len(keys), bool)
+            rounds = np.full(len(keys), np.inf)
             while True:
-                rounds[~arrived] = run.round + 1
                 found = certificates(run, self._loss, self._mu)
-                arrived |= np.array([one.gap for one in found]) <= MARGIN * self._eps
-                if arrived.all() or run.round >= most or too_much(rounds):
-                    return Trial(rounds, arrived)
-                ahead = min(max(run.round // PART, 1), BLOCK)
-                run.rounds = min(run.round + ahead, most)
+                arrived = np.array([one.gap for one in found]) <= MARGIN * self._eps
+                rounds[arrived] = np.minimum(rounds[arrived], run.round + 1)
+                least = np.minimum(rounds, run.round + 2).mean()
+                if np.isfinite(rounds).all() or least > most:
+                    return rounds
+                run.rounds += min(max(run.round // PART, 1), BLOCK)
                 run.complete()
 
     def _begun(self, keys: Key, steps: int | None) -> Run:
@@ -100,6 +85,7 @@ class Trials:
             run.share_programs(self._last)
         self._last = run
         next(iter(run))
+        run.rounds = 0
         return run
 
     def _method(self, steps: Any) -> Method:
