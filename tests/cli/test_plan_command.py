@@ -3,6 +3,7 @@
 """``fedblend plan``: what it prints, what its command does, and what it refuses."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -145,6 +146,36 @@ def test_json_is_the_result_in_python(place, capsys, planned):
     assert commands == ["fedblend run flix.toml --set run.rounds=6", None]
     assert said == made.plain()
     assert made.best == said["rows"][0]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+
+
+def solvers(text: str) -> list[list[str]]:
+    """Name and numbers of each row of a printed table, 1/p and its numbers left out."""
+    table = re.search(r"─\n(.*?)\n\s*\n", text + "\n\n", re.DOTALL)
+    assert table is not None
+    return [
+        re.sub(r",? 1/p = .*", "", line).split()[:4] for line in table[1].splitlines()
+    ]
+
+
+@pytest.mark.slow
+def test_the_table_of_the_page_is_what_the_command_prints(place, capsys, compiled):
+    """The same solvers and numbers of theory, and the same first."""
+    page = PAGE.read_text()
+    heading, _, rest = page.partition("## An example")[2].partition("```")
+    (command,) = re.findall(r"`(fedblend plan .*?)`", heading)
+    shown = rest.partition("```")[0]
+    file = re.search(r'write_text\("""(.*?)"""', page, re.DOTALL)
+    assert file is not None
+    Path("flix.toml").write_text(file[1])
+    assert main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr().out
+    made, told = solvers(printed), solvers(shown)
+    assert made[0] == told[0]
+    assert sorted(made) == sorted(told)
+    assert "median" in shown and "certified" in shown
 
 
 @pytest.mark.parametrize(
