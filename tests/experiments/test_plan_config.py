@@ -169,15 +169,15 @@ def test_longer_local_steps_are_tried(compiled):
     found = problem(check(changed(FLIX, FAR), "here"))
     (made,) = offers(found, TINY, alpha=0.5, among=[scafflix(found)])
     first, chosen = scafflix(found).steps, made.candidate.steps
-    assert chosen >= 4 * first
+    assert chosen is not None and chosen >= 4 * first
     config = config_of(found, made.candidate, "algorithm.alpha=0.5")
     trials = Trials(found, config, TINY)
-    fresh = jax.random.split(jax.random.key(1), (6, 10))
+    fresh = jax.random.split(jax.random.key(1), (4, 10))
 
     def rounds(steps: int) -> float:
         return float(np.mean([trials.run(k, steps, 400) for k in fresh]))
 
-    dense = {round(first * 2 ** (number / 2)) for number in range(10)}
+    dense = {round(first * 2 ** (number / 2)) for number in range(9)}
     assert rounds(chosen) <= 1.05 * min(map(rounds, dense | {chosen}))
 
 
