@@ -172,12 +172,12 @@ def test_longer_local_steps_are_tried(compiled):
     assert chosen is not None and chosen >= 4 * first
     config = config_of(found, made.candidate, "algorithm.alpha=0.5")
     trials = Trials(found, config, TINY)
-    fresh = jax.random.split(jax.random.key(1), (4, 10))
+    fresh = jax.random.split(jax.random.key(1), (3, 10))
 
     def rounds(steps: int) -> float:
-        return float(np.mean([trials.run(k, steps, 400) for k in fresh]))
+        return float(np.mean([trials.run(k, steps, 30) for k in fresh]))
 
-    dense = {round(first * 2 ** (number / 2)) for number in range(9)}
+    dense = {round(first * 2 ** (number / 2)) for number in range(3, 8)}
     assert rounds(chosen) <= 1.05 * min(map(rounds, dense | {chosen}))
 
 
@@ -193,10 +193,9 @@ def test_typical_rounds_hold_for_fresh_seeds(solver, found, compiled):
     fresh = jax.random.split(jax.random.key(2), (10, 10))
     runs = [trials.run(some, made.candidate.steps, 400) for some in fresh]
     rounds = np.concatenate(runs)
-    assert 0.35 <= np.mean(rounds <= made.median.rounds) <= 0.8
-    assert np.mean(rounds >= made.median.rounds) >= 0.35
-    assert np.mean(rounds <= made.p90) >= 0.8
-    assert np.mean(rounds < made.p90) <= 0.95
+    for point, part, apart in ((made.median.rounds, 0.5, 0.15), (made.p90, 0.9, 0.08)):
+        assert np.mean(rounds < point) - apart <= part  # rounds are whole numbers
+        assert np.mean(rounds <= point) + apart >= part
 
 
 @pytest.mark.slow

@@ -53,8 +53,8 @@ SAME = Prices()
 """Both ways cost the same."""
 PATIENCE = 2
 """Trials of random solvers may take so many times their certified rounds."""
-SEEDS = 10
-"""Seeds of a trial that chooses, and of either trial that tells typical rounds."""
+SEEDS, TOLD = 10, 4
+"""Seeds of a trial. One trial chooses, and so many others tell typical rounds."""
 REACH, CLOSE = 2, 1.25
 """Costs in units of the best, up to which typical rounds are told, and 1/p is refined.
 
@@ -208,7 +208,8 @@ def _with_trials(
     found: Problem, made: Sequence[Offer], eps: float, prices: Prices, climbs: bool
 ) -> list[Offer]:
     """The plans with their trials, and with the best 1/p where that ``climbs``."""
-    seeds = jax.random.split(keys.named(first_key(found.built), "plan"), 3 * SEEDS)
+    root = keys.named(first_key(found.built), "plan")
+    choosing, *telling = jax.random.split(root, (1 + TOLD, SEEDS))
     chosen: list[tuple[Offer, Trials | None]] = []
     best = math.inf
     for one in made:
@@ -219,12 +220,12 @@ def _with_trials(
         config = config_of(found, one.candidate, f"algorithm.alpha={own}")
         trials = Trials(found, config, eps)
         price = partial(_price, prices, one.ways)
-        choose = seeds[: SEEDS if one.candidate.random else 1]
+        seeds = choosing[: SEEDS if one.candidate.random else 1]
         most = min(PATIENCE * one.certified.rounds + 10, MOST)
         most, close = (min(most, _within(price, of * best)) for of in (REACH, CLOSE))
 
         def mean_rounds(steps: int | None, most: float) -> float:
-            return float(trials.run(choose, steps, most).mean())  # noqa: B023
+            return float(trials.run(seeds, steps, most).mean())  # noqa: B023
 
         steps = one.candidate.steps
         if steps is None or not climbs:
@@ -241,7 +242,7 @@ def _with_trials(
     return [
         one
         if trials is None or one.tried > REACH * best
-        else _with_typical(found, one, eps, prices, trials, seeds[SEEDS:])
+        else _with_typical(found, one, eps, prices, trials, telling)
         for one, trials in chosen
     ]
 
@@ -278,13 +279,17 @@ def _within(price: Callable[[float], Price], cost: float) -> float:
 
 
 def _with_typical(
-    found: Problem, one: Offer, eps: float, prices: Prices, trials: Trials, seeds: Key
+    found: Problem,
+    one: Offer,
+    eps: float,
+    prices: Prices,
+    trials: Trials,
+    seeds: Sequence[Key],
 ) -> Offer:
     """The plan with the rounds of seeds that did not choose it."""
     candidate, rounds = one.candidate, np.array([cast(int, one.beyond) + 1])
     if candidate.random:
-        halves = (seeds[:SEEDS], seeds[SEEDS:])
-        several = [trials.run(half, candidate.steps, MOST) for half in halves]
+        several = [trials.run(some, candidate.steps, MOST) for some in seeds]
         rounds = np.concatenate(several)
     # Of n seeds, k/(n + 1) of all others are done by the rounds of the k-th.
     points = np.quantile(rounds, (0.5, 0.9), method="weibull")
