@@ -1,15 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Does ``fedblend plan`` name the cheapest solver? 4 datasets, 5 prices up to down.
+"""Does ``fedblend plan`` name the cheapest solver and 1/p? 4 datasets, 5 prices.
 
     python benchmarks/plan_prices.py [--sets a6a ijcnn1] [--rows 1000] [--out FILE]
 
-For each dataset all candidates of the planner are run to a certificate of EPS, once
-with the seed of the plan and once with another seed, which is what is compared with. A
-run is given up when it costs LOST times the best one at every price. The planner itself
-tries the candidates of its short list only. A plan is right if
-its solver is the cheapest one of the second seed; otherwise the ratio of the costs
-tells what following it loses. ``certified`` chooses by theory alone, without trials.
+A dense search runs every candidate, with every 1/p of a fine grid, to a certificate of
+EPS, with seeds that no plan has. A run is given up when it costs LOST times the best
+one at every price. For each price the planner chooses by its own trials. Its solver is
+right if it is that of the cheapest run; the ratio of the costs, on the seeds of the
+search, tells what following the plan loses. ``certified`` is the choice without trials.
 """
 
 import argparse
@@ -18,16 +17,18 @@ import math
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import jax
 
 from fedblend.config.config import check
-from fedblend.experiments.plan.candidates import Candidate, config_of
-from fedblend.experiments.plan.offers import offers, shortlist
+from fedblend.experiments.plan.candidates import Candidate, candidates, config_of
+from fedblend.experiments.plan.messages import Ways, ways
+from fedblend.experiments.plan.offers import SEEDS, offers
 from fedblend.experiments.plan.prices import Prices
 from fedblend.experiments.plan.problem import Problem, problem
-from fedblend.experiments.plan.trial import Trial, trial
+from fedblend.experiments.plan.trial import Trials
 
 SETS = {"a6a": 11220, "mushrooms": 8124, "w6a": 17188, "ijcnn1": 49990}
 """With their numbers of rows."""
@@ -39,7 +40,9 @@ PRICES = {
     "10:1": Prices(10, 1),
 }
 CLIENTS, L2, ALPHA, EPS = 20, 0.01, 0.5, 1e-6
-LOST, MOST = 1.2, 20_000
+GRID = [[2 ** (1 + way * number / 4) for number in range(13)] for way in (1, -1)]
+"""1/p in units of the candidate's, up and down from twice that."""
+LOST, MOST = 1.5, 20_000
 
 
 def configuration(name: str, rows: int) -> dict[str, Any]:
@@ -68,94 +71,109 @@ def configuration(name: str, rows: int) -> dict[str, Any]:
     }
 
 
-def run_all(
-    found: Problem, order: list[Candidate], seed: int
-) -> dict[str, dict[str, Any]]:
-    """Every candidate to its certificate: rounds and bits, by name."""
-    best = dict.fromkeys(PRICES, math.inf)
-    done: dict[str, dict[str, Any]] = {}
+class Search:
+    """Mean costs of candidates, on seeds that no plan has."""
 
-    def too_much(up: int, down: int) -> bool:
-        return all(
-            price.cost(up, down, CLIENTS) > LOST * best[name]
-            for name, price in PRICES.items()
-        )
+    def __init__(
+        self, found: Problem, prices: dict[str, Prices], alpha: float, eps: float
+    ):
+        self.found, self.prices, self.alpha, self.eps = found, prices, alpha, eps
+        self.best = dict.fromkeys(prices, math.inf)
+        self.costs: dict[str, dict[str, float]] = {}
+        self.solvers: dict[str, str] = {}
+        self.trials: dict[str, tuple[Trials, Ways]] = {}
 
-    key = jax.random.key(seed)
-    seeded = found._replace(built=found.built._replace(key=key))
-    for candidate in order:
-        config = config_of(found, candidate, f"algorithm.alpha={ALPHA}")
-        begun = time.perf_counter()
-        run: Trial = trial(seeded, config, EPS, MOST, too_much)
-        seconds = time.perf_counter() - begun
-        row = {**run._asdict(), "solver": candidate.solver, "seconds": seconds}
-        row["costs"] = {
-            name: price.cost(run.up, run.down, CLIENTS) if run.arrived else math.inf
-            for name, price in PRICES.items()
-        }
-        done[candidate.name] = row
-        best = {name: min(best[name], row["costs"][name]) for name in PRICES}
-        print(f"  seed {seed} {candidate.name}: {row['rounds']} rounds, ", end="")
-        print(
-            f"{'arrived' if run.arrived else 'given up'}, {seconds:.1f} s", flush=True
-        )
-    return done
-
-
-def cheapest(rows: dict[str, dict[str, Any]], price: str) -> str:
-    """The name with the smallest cost."""
-    return min(rows, key=lambda name: rows[name]["costs"][price])
-
-
-def compare(name: str, rows: int) -> dict[str, Any]:
-    """The planner's choices on a dataset, and what is really cheapest."""
-    found = problem(check(configuration(name, rows), name))
-    known = found.known
-    print(f"{name}: {found.personal.shape[1]} parameters, ", end="")
-    print(f"L/mu = {known.L_alpha / known.mu_alpha:.0f}", flush=True)
-    asked: Any = {"alpha": ALPHA, "trials": False}
-    plans = {
-        price: offers(found, EPS, prices=of, **asked) for price, of in PRICES.items()
-    }
-    lists = {
-        price: {one.candidate.name for one in shortlist(made)}
-        for price, made in plans.items()
-    }
-    order = [one.candidate for one in offers(found, EPS, **asked)]
-    planned, truth = (run_all(found, order, seed) for seed in (0, 1))
-    return {
-        "planned": planned,
-        "truth": truth,
-        "pairs": {
-            price: pair(
-                truth,
-                cheapest({name: planned[name] for name in lists[price]}, price),
-                plans[price][0].candidate.name,
-                price,
+    def run(self, one: Candidate) -> dict[str, float]:
+        """The mean cost at each price, infinite where that is given up."""
+        if one.name in self.costs:
+            return self.costs[one.name]
+        family = f"{one.solver} {one.label}"
+        if family not in self.trials:
+            config = config_of(self.found, one, f"algorithm.alpha={self.alpha}")
+            self.trials[family] = (
+                Trials(self.found, config, self.eps),
+                ways(self.found, config),
             )
-            for price in PRICES
-        },
-    }
+        trials, cost = self.trials[family]
+
+        def costs(rounds: float) -> dict[str, float]:
+            bits = cost.spent(rounds)
+            every = self.prices.items()
+            return {name: of.cost(*bits, cost.clients) for name, of in every}
+
+        few, more = costs(2), costs(3)
+        most = max(
+            2 + (LOST * self.best[name] - few[name]) / (more[name] - few[name])
+            for name in self.prices
+        )
+        number = (2, SEEDS) if one.random else (1, 1)  # as in a plan: it compiles once
+        begun = time.perf_counter()
+        rounds = fmean(
+            trials.run(seeds, one.steps, min(most, MOST)).mean()
+            for seeds in jax.random.split(jax.random.key(12345), number)
+        )
+        given_up = math.isinf(rounds)
+        made = dict.fromkeys(self.prices, math.inf) if given_up else costs(rounds)
+        self.costs[one.name], self.solvers[one.name] = made, one.solver
+        self.best = {name: min(self.best[name], made[name]) for name in made}
+        seconds = time.perf_counter() - begun
+        print(f"  {one.name}: {rounds:.1f} rounds, {seconds:.1f} s", flush=True)
+        return made
+
+    def all(self) -> None:
+        """Every candidate, with longer and with shorter 1/p until that is given up."""
+        for one in sorted(
+            candidates(self.found), key=lambda one: one.solver != "scafflix"
+        ):
+            if one.steps is None:
+                self.run(one)
+                continue
+            for grid in GRID:
+                for factor in grid:
+                    steps = max(round(one.steps * factor), 1)
+                    made = self.run(one._replace(steps=steps))
+                    if math.isinf(min(made.values())):
+                        break
 
 
-def pair(
-    truth: dict[str, dict[str, Any]], typical: str, certified: str, price: str
-) -> dict[str, Any]:
-    """What is cheapest, and what both ways to choose lose against it."""
-    best = cheapest(truth, price)
-    least = truth[best]["costs"][price]
-    return {
-        "best": best,
-        **{
-            way: {
-                "choice": choice,
-                "right": truth[choice]["solver"] == truth[best]["solver"],
-                "same_options": choice == best,
-                "ratio": truth[choice]["costs"][price] / least,
+def compare(
+    content: dict[str, Any], prices: dict[str, Prices], alpha: float, eps: float
+):
+    """The planner's choices on a dataset, and what is really cheapest."""
+    found = problem(check(content, content["name"]))
+    known = found.known
+    print(f"{content['name']}: {found.personal.shape[1]} parameters, ", end="")
+    print(f"L/mu = {known.L_alpha / known.mu_alpha:.0f}", flush=True)
+    search = Search(found, prices, alpha, eps)
+    search.all()
+    pairs = {}
+    for name, of in prices.items():
+        pairs[name] = pair = {}
+        for way, trials in (("typical", True), ("certified", False)):
+            begun = time.perf_counter()
+            chosen = offers(found, eps, alpha=alpha, prices=of, trials=trials)[0]
+            seconds = time.perf_counter() - begun
+            cost = search.run(chosen.candidate)[name]
+            pair[way] = {
+                "choice": chosen.candidate.name,
+                "seconds": seconds,
+                "cost": cost,
             }
-            for way, choice in (("typical", typical), ("certified", certified))
-        },
-    }
+        best = min(search.costs, key=lambda one: search.costs[one][name])
+        pair["best"] = best
+        for way in ("typical", "certified"):
+            choice = pair[way]["choice"]
+            pair[way]["right"] = search.solvers[choice] == search.solvers[best]
+            pair[way]["ratio"] = pair[way]["cost"] / search.costs[best][name]
+        lines = [
+            f"{way} {of['choice']} ({of['ratio']:.2f} x, {of['seconds']:.0f} s)"
+            for way, of in pair.items()
+            if way != "best"
+        ]
+        print(
+            f"{content['name']} {name}: cheapest {best}; {'; '.join(lines)}", flush=True
+        )
+    return {"costs": search.costs, "pairs": pairs}
 
 
 def main() -> None:
@@ -163,27 +181,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument(
+        "--prices", nargs="+", default=list(PRICES), choices=list(PRICES)
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    compiled = tempfile.mkdtemp()  # both seeds run the same programs
+    compiled = tempfile.mkdtemp()  # plans of all prices run the same programs
     jax.config.update("jax_compilation_cache_dir", compiled)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    results = {name: compare(name, arguments.rows) for name in arguments.sets}
-    pairs = [
-        (name, price, pair)
-        for name, found in results.items()
-        for price, pair in found["pairs"].items()
-    ]
-    for name, price, found in pairs:
-        lines = [
-            f"{way} {found[way]['choice']} ({found[way]['ratio']:.2f} x)"
-            for way in ("typical", "certified")
-        ]
-        print(f"{name} {price}: cheapest {found['best']}; {'; '.join(lines)}")
+    prices = {name: PRICES[name] for name in arguments.prices}
+    results = {
+        name: compare(configuration(name, arguments.rows), prices, ALPHA, EPS)
+        for name in arguments.sets
+    }
+    pairs = [pair for found in results.values() for pair in found["pairs"].values()]
     for way in ("typical", "certified"):
-        right = sum(found[way]["right"] for *_, found in pairs)
-        worst = max(found[way]["ratio"] for *_, found in pairs)
-        print(f"{way}: {right} of {len(pairs)} right, at most {worst:.2f} x the cost")
+        right = sum(pair[way]["right"] for pair in pairs)
+        close = sum(pair[way]["ratio"] <= 1.05 for pair in pairs)
+        worst = max(pair[way]["ratio"] for pair in pairs)
+        print(
+            f"{way}: solver right in {right} of {len(pairs)}, within 1.05 x of the ",
+            end="",
+        )
+        print(f"cheapest in {close}, at most {worst:.2f} x")
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1))
 

@@ -224,6 +224,12 @@ from fedblend.experiments.compare import (
 from fedblend.experiments.personalize import (
     personalize_from as personalize_from,
 )
+from fedblend.experiments.plan import (
+    PlanResult as PlanResult,
+)
+from fedblend.experiments.plan import (
+    plan as plan,
+)
 from fedblend.experiments.saved_run import (
     SavedRun as SavedRun,
 )

@@ -3,15 +3,18 @@
 """``fedblend plan``: what it prints, what its command does, and what it refuses."""
 
 import json
+import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import fedblend as fb
 from fedblend.cli import main, screen
-from fedblend.cli import plan as planning
 from fedblend.config import toml
+from fedblend.experiments.plan.prices import Prices, parse_bits
 from fedblend.simulation.serialize import unpack
 from planned import DIANA, FLIX, ByHand, changed
 
@@ -33,24 +36,25 @@ EPS = 1e-6
 
 @pytest.mark.slow
 def test_the_commands_do_what_was_promised(place, capsys, compiled):
-    """Those of gradient descent, DIANA and Scafflix, in bits each way and accuracy."""
+    """Those of all solvers with typical rounds, in bits each way and accuracy."""
     by_hand = ByHand()
     file = write(changed(FLIX, "algorithm.rate=0.1", "algorithm.alpha=0.9"))
     asked = ["--alpha", "0.5", "--eps", f"{EPS}", "--format", "json"]
     assert main(["plan", file, *asked, "--up", "1", "--down", "0.1"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    plans = json.loads(said.out)["plans"]
-    costs = [plan["cost"] for plan in plans]
-    assert costs == sorted(costs)
-    tried = [plan for plan in plans if plan["typical"]]
-    assert plans[0] in tried
-    for plan in plans:
-        assert plan["certified"] <= plan["worst"]
-    for number, plan in enumerate(tried):
-        assert plan["rounds"] == plan["typical"] < plan["certified"]
-        assert plan["cost"] == plan["bits_up"] + 0.1 * plan["bits_down"]
-        words = [*shlex.split(plan["command"]), "--out", f"runs/{number}"]
+    rows = json.loads(said.out)["rows"]
+    tried = [row for row in rows if row["median_rounds"]]
+    assert rows[0] in tried
+    for row in rows:
+        assert row["certified_rounds"] <= row["worst_rounds"]
+        cost = row["certified_up"] + 0.1 * row["certified_down"]
+        assert row["certified_cost"] == cost
+        assert (row["median_cost"] is None) == (row["more_than"] is not None)
+    for number, row in enumerate(tried):
+        assert row["median_rounds"] <= row["p90_rounds"] < row["certified_rounds"]
+        assert row["median_cost"] == row["median_up"] + 0.1 * row["median_down"]
+        words = [*shlex.split(row["command"]), "--out", f"runs/{number}"]
         assert words[:2] == ["fedblend", "run"]
         assert main(words[1:]) == 0
         capsys.readouterr()
@@ -58,14 +62,17 @@ def test_the_commands_do_what_was_promised(place, capsys, compiled):
         shared = np.concatenate([leaves[".weight"].ravel(), leaves[".bias"]])
         summary = json.loads(Path(f"runs/{number}/summary.json").read_text())
         run = summary["runs"][0]
-        assert run["round"] == plan["rounds"] - 1
-        assert run["bits"]["up"] == plan["bits_up"]
-        down = run["bits"]["down"] + run["bits"]["last_broadcast"]
-        assert down == plan["bits_down"]
+        rounds = run["round"] + 1
+        assert rounds <= row["p90_rounds"]
         gap = by_hand.value(0.5, shared) - by_hand.least(0.5)
-        assert -1e-12 <= gap <= run["certificate"]["gap"] <= EPS
-        assert run["certificate"]["gap"] == pytest.approx(plan["bound"], rel=1e-3)
-    assert len({plan["solver"] for plan in tried}) > 1
+        assert -1e-12 <= gap <= run["certificate"]["gap"]
+        assert run["certificate"]["gap"] <= EPS or rounds == row["p90_rounds"]
+        for way, more in (("up", 0), ("down", run["bits"]["last_broadcast"])):
+            least, most = (row[f"{name}_{way}"] for name in ("median", "certified"))
+            apart = row["certified_rounds"] - row["median_rounds"]
+            later = (rounds - row["median_rounds"]) * (most - least) / apart
+            assert run["bits"][way] + more == pytest.approx(least + later)
+    assert len({row["solver"] for row in tried}) > 1
 
 
 def test_what_is_printed(place, capsys, compiled, monkeypatch):
@@ -91,12 +98,94 @@ def test_what_is_printed(place, capsys, compiled, monkeypatch):
     assert order == sorted(order)
 
 
+ROW = {
+    "solver": "dgd", "options": "", "name": "DGD", "random": False, "alpha": 0.5,
+    "worst_rounds": 90, "certified_rounds": 80, "certified_up": 8e3,
+    "certified_down": 8e3, "certified_cost": 16e3, "median_rounds": None,
+    "median_up": None, "median_down": None, "median_cost": None, "p90_rounds": None,
+    "more_than": 11, "bits_at_most": False, "bound": 1e-3, "settings": [],
+}  # fmt: skip
+FIRST = {
+    **ROW, "solver": "scafflix", "name": "Scafflix 1/p = 9", "certified_cost": 40e3,
+    "median_rounds": 5, "median_up": 1e3, "median_down": 1e3, "median_cost": 4e3,
+    "p90_rounds": 7, "more_than": None, "settings": ["run.rounds=6"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """A plan of two rows, of which the trial of the second was given up."""
+    constants: Any = dict.fromkeys(("L", "mu", "V", "exact"), 1.0)
+    made = fb.PlanResult(
+        1e-3, 2, 3, Prices(1.0, 3.0), constants, [FIRST, ROW], ["close"], True
+    )
+    asked: dict = {}
+    plan = "fedblend.experiments.plan.plan"
+    monkeypatch.setattr(plan, lambda config, **given: asked.update(given) or made)
+    return asked, made
+
+
+def test_a_column_has_one_meaning(place, capsys, planned):
+    """Costs of typical and of certified rounds stand apart, in the same unit."""
+    asked, _ = planned
+    assert main(["plan", write(FLIX), "--alpha", "0.5", "--up", "1Mbit/s"]) == 0
+    assert asked["alpha"] == 0.5 and asked["up"] == "1Mbit/s" and asked["trials"]
+    said = capsys.readouterr()
+    assert said.err == "warning: close\n"
+    lines = said.out.splitlines()
+    first, second = (line for line in lines if line.startswith((" Scaff", " DGD")))
+    bits = ["1", "kbit", "1", "kbit"]
+    assert first.split()[4:] == ["90", "80", "5", "7", *bits, "1", "10"]
+    assert second.split() == ["DGD", "90", "80", ">", "11", "-", "-", "-", "-", "4"]
+
+
+def test_json_is_the_result_in_python(place, capsys, planned):
+    _, made = planned
+    assert main(["plan", write(FLIX), "--alpha", "0.5", "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    commands = [row.pop("command") for row in said["rows"]]
+    assert commands == ["fedblend run flix.toml --set run.rounds=6", None]
+    assert said == made.plain()
+    assert made.best == said["rows"][0]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+
+
+def solvers(text: str) -> list[list[str]]:
+    """Name and numbers of each row of a printed table, 1/p and its numbers left out."""
+    table = re.search(r"─ *\n(.*?)\n\s*\n", text + "\n\n", re.DOTALL)
+    assert table is not None
+    return [
+        re.sub(r",? 1/p = .*", "", line).split()[:4] for line in table[1].splitlines()
+    ]
+
+
+@pytest.mark.slow
+def test_the_table_of_the_page_is_printed(place, capsys, compiled, monkeypatch):
+    """The same solvers and numbers of theory, and the same first."""
+    monkeypatch.setenv("COLUMNS", "120")
+    page = PAGE.read_text()
+    heading, _, rest = page.partition("## An example")[2].partition("```")
+    (command,) = re.findall(r"`(fedblend plan .*?)`", heading)
+    shown = rest.partition("```")[0]
+    file = re.search(r'write_text\("""(.*?)"""', page, re.DOTALL)
+    assert file is not None
+    Path("flix.toml").write_text(file[1])
+    assert main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr().out
+    made, told = solvers(printed), solvers(shown)
+    assert made[0] == told[0]
+    assert sorted(made) == sorted(told)
+    assert "median" in shown and "certified" in shown
+
+
 @pytest.mark.parametrize(
     ("text", "bits"),
     [("1000", 1e3), ("1e6", 1e6), ("2.5Mbit", 2.5e6), ("3 kB", 24e3), ("1GB", 8e9)],
 )
 def test_bits_with_units(text, bits):
-    assert planning.parsed_bits(text) == bits
+    assert parse_bits(text) == bits
 
 
 @pytest.mark.parametrize(
@@ -104,13 +193,13 @@ def test_bits_with_units(text, bits):
     [
         (["--alpha", "1.5"], "--alpha: 1.5 is not in [0, 1]"),
         (["--alpha", "nan"], "--alpha: nan is not in [0, 1]"),
-        (["--eps", "0"], "--eps: 0 is not a number above 0"),
-        (["--rounds", "-1"], "--rounds: -1 is less than 0"),
-        (["--rounds", "3", "--alpha", "0.1"], "--rounds and --alpha: give only one"),
+        (["--eps", "0"], "--eps: 0.0 is not a number above 0"),
+        (["--rounds", "-1"], "--rounds: -1 is not a whole number of at least 0 ("),
+        (["--rounds", "3", "--alpha", "0.1"], "--alpha and --rounds: give only one"),
         (["--bits", "3 parsecs"], "--bits: '3 parsecs' is not a number of bits"),
         (["--bits", "-3"], "--bits: '-3' is not a number of bits"),
         (["--eps", "1e-14"], "eps: 1e-14 is below 1e-13: float64 does not resolve it"),
-        (["--up", "1", "--down", "1"], "--up, --down: choose among solvers; give --al"),
+        (["--up", "1", "--down", "1"], "--up, --down: choose among solvers; give al"),
         (["--alpha", "0.1", "--up", "1"], "--down: is missing; give the prices"),
         (["--alpha", "0.1", "--up", "1", "--down", "3Mbit/s"],
          "--up, --down: 1 and 3Mbit/s is not two prices, or two speeds"),

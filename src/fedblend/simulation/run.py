@@ -282,6 +282,13 @@ class Run(Results):
         if kind in ("device", "host", "disk"):
             self._clients.reopen(kind)
 
+    def share_programs(self, other: "Run") -> None:
+        """Use the programs of a run with the same arguments but other keys or ``over``.
+
+        Before the run begins; its ``over`` has other values, of the same shapes.
+        """
+        self._engine.compiled = other._engine.compiled
+
     def _ready(self) -> "Run":
         return self.complete() if self.down is None else self
 
@@ -290,7 +297,7 @@ class Run(Results):
 
     def _begin(self) -> None:
         begun = self._engine.clock()
-        if self.rounds and devices.beside_host():
+        if self.rounds and not self._engine.compiled and devices.beside_host():
             self._pipeline.begin_compiling()
         joined = self._clients.enroll_first()
         if self._clients.joins:

@@ -167,7 +167,7 @@ def affordable_rounds(bits: float, traffic: Traffic) -> int:
     return 1 + max(math.floor((left - traffic.start) / traffic.later), 0)
 
 
-def spent_bits(rounds: int, traffic: Traffic) -> float:
+def spent_bits(rounds: float, traffic: Traffic) -> float:
     """The bits of this many rounds."""
     if rounds == 0:
         return 0.0

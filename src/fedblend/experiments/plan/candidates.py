@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The solvers among which a plan chooses, each as settings of the configuration.
 
-``theory`` gives each a step, so that its settings say what is left: k of rand-k, and
-the mean number of local steps 1/p.
+``theory`` gives each a rate, so that its settings say what is left: k of rand-k, and
+the mean number of local steps 1/p. A candidate has the 1/p of the best proof, and
+trials look for a better one: see ``offers``.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from fedblend import trees
@@ -16,11 +18,10 @@ from fedblend.experiments.plan.problem import Problem
 from fedblend.theory import bounds, local_training
 from fedblend.theory.bounds import Curve
 from fedblend.theory.constants import Mixture
+from fedblend.theory.local_training import LocalTraining
 
 PARTS = (64, 16, 4)
 """rand-k is tried with the dimension divided by these as k."""
-LONGER = (0.5, 1, 2, 4)
-"""Numbers of local steps that are tried, in units of theory's."""
 FEW_COPIES, COPIES = 3, (4, 2)
 """Of CompressedScaffnew: copies where receiving is free, by theory, and the number of
 clients divided by these."""
@@ -50,12 +51,27 @@ class Candidate(NamedTuple):
 
     solver: str
     """A key of ``NAMES``."""
-    options: str
-    """In words, such as "rand-8"."""
-    settings: tuple[str, ...]
-    """What ``fedblend run --set`` needs besides alpha, rate and rounds."""
-    curve: Callable[[Mixture], Curve]
-    """The bound of theory on ``f~(x^k) - min f~``, expected where it is random."""
+    label: str
+    """The options but 1/p in words, such as "rand-8"."""
+    fixed: tuple[str, ...]
+    """What ``fedblend run --set`` needs besides 1/p, alpha, rate and rounds."""
+    bound: Callable[..., Curve]
+    """Theory's on ``f~(x^k) - min f~``, expected where it is random: from a mixture,
+    and 1/p."""
+    steps: int | None = None
+    """1/p of a solver whose coin ends a round."""
+
+    @property
+    def options(self) -> str:
+        """In words, such as "rand-8"."""
+        coin = "" if self.steps is None else f"1/p = {self.steps}"
+        return ", ".join(filter(None, (self.label, coin)))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What ``fedblend run --set`` needs besides alpha, rate and rounds."""
+        coin = () if self.steps is None else (f"algorithm.steps={self.steps}",)
+        return (*self.fixed, *coin)
 
     @property
     def name(self) -> str:
@@ -63,34 +79,41 @@ class Candidate(NamedTuple):
         return f"{NAMES[self.solver]} {self.options}".rstrip()
 
     @property
-    def family(self) -> str:
-        """The solver, of which options differ in a number only."""
-        return f"{self.solver} {self.options.partition(', ')[2]}"
+    def random(self) -> bool:
+        """Whether its rounds depend on the seed."""
+        return self.solver not in ("dgd", "accelerated")
 
     @property
     def compresses(self) -> bool:
         """Whether it needs a table ``[compress]``."""
         return self.solver in ("diana", "ef21")
 
+    def curve(self, known: Mixture) -> Curve:
+        """The bound of its 1/p."""
+        return self.bound(known, *([] if self.steps is None else [self.steps]))
+
 
 def candidates(found: Problem) -> list[Candidate]:
     """All solvers and options that plans compare, gradient descent first."""
-    dim = trees.size(found.params)
+    dim, clients = trees.size(found.params), len(found.shape)
     sizes = sorted({max(dim // part, 1) for part in PARTS})
     tried = [
         *configured(found),
         Candidate("accelerated", "", (NESTEROV,), bounds.accelerated),
         *(_diana(dim, k) for k in sizes),
-        *_scafflix(found),
-        *(
-            _locodl(found, k, masks)
-            for masks in MASKS
-            for k in sizes
-            if _all_convex(found)
-        ),
-        *_compressed_scaffnew(found),
     ]
-    return list({one.name: one for one in tried}.values())
+    # Clients with alpha_i = 0 take no part in Scafflix; all others need everybody.
+    if found.smoothness.convex[found.shape > 0].min() > 0:
+        tried.append(_scafflix(found))
+    if (found.shape * found.smoothness.convex).min() > 0:
+        tried += [_locodl(found, k, masks) for masks in MASKS for k in sizes]
+        copies = {FEW_COPIES, *(clients // part for part in COPIES)}
+        tried += [
+            _compressed_scaffnew(found, number)
+            for number in sorted({min(max(size, 2), clients) for size in copies})
+            if clients > 1
+        ]
+    return tried
 
 
 def configured(found: Problem) -> list[Candidate]:
@@ -101,10 +124,10 @@ def configured(found: Problem) -> list[Candidate]:
         return [plain]
     way = model.solver(table, trees.size(found.params), len(found.shape))
 
-    def curve(known: Mixture) -> Curve:
+    def bound(known: Mixture) -> Curve:
         return bounds.curve(way.name, known, *way[1:])
 
-    return [plain, Candidate(way.name, "of the file", (), curve)]
+    return [plain, Candidate(way.name, "of the file", (), bound)]
 
 
 def config_of(found: Problem, candidate: Candidate, *settings: str) -> Config:
@@ -117,87 +140,55 @@ def config_of(found: Problem, candidate: Candidate, *settings: str) -> Config:
     return check(content, "plan")
 
 
-def _scafflix(found: Problem) -> list[Candidate]:
-    """Scafflix with some numbers of local steps; none where an f_i is not convex."""
-    if not _convex(found):
-        return []
-    best = local_training.scafflix(found.shape, found.smoothness).steps
-    steps = sorted({max(round(factor * best), 1) for factor in LONGER})
-    return [_scafflix_with(number) for number in steps]
+def _with_coin(
+    found: Problem,
+    solver: str,
+    label: str,
+    fixed: tuple[str, ...],
+    choose: Callable[..., LocalTraining],
+    bound: Callable[[LocalTraining, Mixture], Curve],
+) -> Candidate:
+    """A solver with the 1/p of its paper, or half of it if that has the better proof.
+
+    Neither depends on alpha.
+    """
+    known = partial(choose, found.shape, found.smoothness)
+    papers = known().steps
+    steps = min(papers, -(-papers // 2), key=lambda number: known(steps=number).factor)
+
+    def curve(mixed: Mixture, steps: int) -> Curve:
+        return bound(choose(mixed.alpha, mixed.smoothness, steps=steps), mixed)
+
+    return Candidate(solver, label, fixed, curve, steps)
 
 
-def _convex(found: Problem) -> bool:
-    """Whether every f_i that takes part is strongly convex."""
-    return bool(found.smoothness.convex[found.shape > 0].min() > 0)
-
-
-def _all_convex(found: Problem) -> bool:
-    """Whether every f_i mixed is strongly convex: all take part, with convex losses."""
-    return bool((found.shape * found.smoothness.convex).min() > 0)
+def _scafflix(found: Problem) -> Candidate:
+    settings = ("algorithm.name=scafflix",)
+    theory = local_training.scafflix, local_training.scafflix_bound
+    return _with_coin(found, "scafflix", "", settings, *theory)
 
 
 def _locodl(found: Problem, k: int, masks: str) -> Candidate:
-    """LoCoDL on FLIX's objective, with rand-k; its steps are the same for any alpha."""
-    known, omega = found.smoothness, trees.size(found.params) / k - 1
-    best = local_training.locodl(found.shape, known, omega, masks=masks).steps
-
-    def curve(mixed: Mixture) -> Curve:
-        chosen = local_training.locodl(
-            mixed.alpha, mixed.smoothness, omega, masks=masks, steps=best
-        )
-        return local_training.locodl_bound(chosen, mixed)
-
+    """LoCoDL on FLIX's objective, with rand-k."""
     settings = (
         "algorithm.name=flix_locodl",
-        f"algorithm.steps={best}",
         f"algorithm.compressor={{ name = 'rand_k', k = {k} }}",
         f"algorithm.masks={masks}",
     )
-    return Candidate("locodl", f"rand-{k}, {masks}", settings, curve)
+    omega = trees.size(found.params) / k - 1
+    choose = partial(local_training.locodl, omega=omega, masks=masks)
+    options = ("locodl", f"rand-{k}, {masks}", settings)
+    return _with_coin(found, *options, choose, local_training.locodl_bound)
 
 
-def _compressed_scaffnew(found: Problem) -> list[Candidate]:
-    """CompressedScaffnew on FLIX's objective, with some numbers of copies."""
-    clients = len(found.shape)
-    if not _all_convex(found) or clients == 1:
-        return []
-    sizes = {FEW_COPIES, *(clients // part for part in COPIES)}
-    return [
-        _compressed_scaffnew_with(found, copies)
-        for copies in sorted({min(max(size, 2), clients) for size in sizes})
-    ]
-
-
-def _compressed_scaffnew_with(found: Problem, copies: int) -> Candidate:
-    """With theory's steps, which are the same for any alpha."""
-    known = found.smoothness
-    best = local_training.compressed_scaffnew(found.shape, known, copies).steps
-
-    def curve(mixed: Mixture) -> Curve:
-        chosen = local_training.compressed_scaffnew(
-            mixed.alpha, mixed.smoothness, copies, steps=best
-        )
-        return local_training.scaffnew_bound(chosen, mixed)
-
-    settings = (
-        "algorithm.name=flix_compressed_scaffnew",
-        f"algorithm.copies={copies}",
-        f"algorithm.steps={best}",
-    )
-    return Candidate("compressed_scaffnew", f"s = {copies}", settings, curve)
-
-
-def _scafflix_with(steps: int) -> Candidate:
-    def curve(known: Mixture) -> Curve:
-        chosen = local_training.scafflix(known.alpha, known.smoothness, steps)
-        return local_training.scafflix_bound(chosen, known)
-
-    settings = ("algorithm.name=scafflix", f"algorithm.steps={steps}")
-    return Candidate("scafflix", f"1/p = {steps}", settings, curve)
+def _compressed_scaffnew(found: Problem, copies: int) -> Candidate:
+    """CompressedScaffnew on FLIX's objective."""
+    settings = ("algorithm.name=flix_compressed_scaffnew", f"algorithm.copies={copies}")
+    choose = partial(local_training.compressed_scaffnew, copies=copies)
+    options = ("compressed_scaffnew", f"s = {copies}", settings)
+    return _with_coin(found, *options, choose, local_training.scaffnew_bound)
 
 
 def _diana(dim: int, k: int) -> Candidate:
-    def curve(known: Mixture) -> Curve:
-        return bounds.diana(known, dim / k - 1)
-
-    return Candidate("diana", f"rand-{k}", (RAND_K.format(k=k),), curve)
+    bound = partial(bounds.diana, omega=dim / k - 1)
+    return Candidate("diana", f"rand-{k}", (RAND_K.format(k=k),), bound)

@@ -29,14 +29,15 @@ class Ways(NamedTuple):
     down: Traffic
     at_most: bool
     """They are upper bounds, because messages vary in length."""
+    clients: int
 
     @property
     def both(self) -> Traffic:
         """Both ways together."""
         return Traffic(*np.add(self.up, self.down).tolist())
 
-    def spent(self, rounds: int) -> tuple[float, float]:
-        """The bits of this many rounds, up and down."""
+    def spent(self, rounds: float) -> tuple[float, float]:
+        """The bits of this many rounds, on average if not whole, up and down."""
         return spent_bits(rounds, self.up), spent_bits(rounds, self.down)
 
 
@@ -50,37 +51,39 @@ class _Given(NamedTuple):
         return given(self.models)
 
 
-def built_for(found: Problem, config: Config) -> Method:
+def built_for(found: Problem, config: Config, rates: Any = None) -> Method:
     """What a configuration of the same data computes, from x_i that are known.
 
     Args:
         found: the problem.
         config: a candidate's, with alpha.
+        rates: those of theory, if they are known.
     """
     models = stacked_models(found.personal, found.params, config.run.precision)
     options: Any = config.algorithm
     own = options.model_copy(update={"personal": _Given(models)})
     config = config.model_copy(update={"algorithm": own})
     clients = len(found.shape)
-    return method(config, found.built.task, clients, clients, found.smoothness)
+    known = found.smoothness
+    return method(config, found.built.task, clients, clients, known, rates)
 
 
-def run_of(found: Problem, config: Config, made: Method, **options: Any) -> Run:
-    """A run of it in the precision of the configuration, which has not begun."""
+def run_of(found: Problem, config: Config, algorithm: Any, **options: Any) -> Run:
+    """A run in the precision of the configuration, which has not begun."""
     width = config.run.precision
     params = jax.tree.map(lambda leaf: leaf.astype(width), found.params)
-    return started(found.built, made.algorithm, params, **options)
+    return started(found.built, algorithm, params, **options)
 
 
 def ways(found: Problem, config: Config) -> Ways:
     """What the messages of a configuration cost, from those that a run counts."""
     with precision(config.run.precision):
-        actual = run_of(found, config, built_for(found, config))
+        actual = run_of(found, config, built_for(found, config).algorithm)
         usual, table = actual, config.compress
         if table is not None and table.how == "diana" and table.start != "zero":
             zero = {"compress": table.model_copy(update={"start": "zero"})}
             plain = config.model_copy(update=zero)
-            usual = run_of(found, plain, built_for(found, plain))
+            usual = run_of(found, plain, built_for(found, plain).algorithm)
     clients, sizes = len(found.shape), actual.message_bits
     up, last = _whole_bits(usual.shapes.up), _last_bits(actual)
     more = _whole_bits(actual.shapes.up) - up
@@ -90,14 +93,8 @@ def ways(found: Problem, config: Config) -> Ways:
         Traffic(clients * sizes.join, clients * up, clients * more),
         Traffic(clients * (sizes.params + last), clients * sizes.down, clients * first),
         has_ragged(usual.shapes.up),
+        clients,
     )
-
-
-def spent(run: Run) -> tuple[int, int]:
-    """The bits that a run has counted, up and down, with the last broadcast."""
-    bits = run.bits()
-    last = _last_bits(run) * len(bits.down)
-    return int(bits.up.sum()), int(bits.down.sum()) + last
 
 
 def _last_bits(run: Run) -> int:

@@ -2,25 +2,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of a configuration, the cheapest first, with the settings that run them.
 
-Every plan has three numbers of rounds, the one that collects x_avg included, after
-which ``f~ - min f~ <= eps``:
+Every plan has numbers of rounds, the one that collects x_avg included, after which
+``f~ - min f~ <= eps``:
 
 worst case   theory's, from ``f~(x_avg) - min f~ <= L_alpha V/2``, for any data with
              these constants
 certified    theory's, from the start that is measured on these rows. Both are promises;
              of a random solver they are of the expected value
-typical      those of a trial, which is run until its certificate proves eps
+typical      of trials, which are run until their certificates prove eps: the median
+             over seeds, and the rounds by which nine of ten seeds are done
 
-What is promised of bits, seconds and cost is that of typical rounds where there was a
-trial, else of certified ones.
+Trials with some seeds choose: among 1/p of each candidate first, then among candidates,
+by the mean cost. Those with other seeds tell the typical rounds, so that these are not
+those of lucky seeds. What costs more than twice the best is given up.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
+import jax
+import numpy as np
+
+from fedblend import keys
 from fedblend.config.config import Config
 from fedblend.config.toml import literal
+from fedblend.core import Key
 from fedblend.experiments.plan.candidates import (
     Candidate,
     candidates,
@@ -29,54 +38,66 @@ from fedblend.experiments.plan.candidates import (
 )
 from fedblend.experiments.plan.messages import Ways, ways
 from fedblend.experiments.plan.prices import Prices
-from fedblend.experiments.plan.problem import Problem
-from fedblend.experiments.plan.trial import Trial, trial
+from fedblend.experiments.plan.problem import Problem, first_key
+from fedblend.experiments.plan.trial import PART, Trials
 from fedblend.theory.certificate import require_resolved
 from fedblend.theory.plan import affordable_rounds, bound_of, rounds_of
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""
-DIGITS = 6
-"""Digits to which an alpha is rounded down, so that a command can hold it."""
-HALVINGS = 40
-"""Of the interval in which the largest alpha of a budget lies."""
+BILLION = 10**9
+"""Alphas of a budget are multiples of its inverse, so that a command can hold them."""
 MOST = 100_000
 """Rounds of a trial at most."""
-FAMILY = 3
-"""Candidates of a family that are tried, by the cost of their certified rounds."""
 SAME = Prices()
 """Both ways cost the same."""
 PATIENCE = 2
 """Trials of random solvers may take so many times their certified rounds."""
+SEEDS, TOLD = 10, 4
+"""Seeds of a trial. One trial chooses, and so many others tell typical rounds."""
+REACH, CLOSE = 2, 1.25
+"""Costs in units of the best, up to which typical rounds are told, and 1/p is refined.
+
+Twice as many local steps at most halve the rounds."""
+LONGER = (2, 2**0.5, 2**0.25)
+"""Factors between the 1/p that are tried, coarse to fine."""
+
+
+class Price(NamedTuple):
+    """What rounds cost, in bits up and down, and in all."""
+
+    rounds: int
+    up: float
+    down: float
+    cost: float
 
 
 class Offer(NamedTuple):
-    """A plan: what a candidate needs for an alpha, and what that costs.
-
-    ``rounds`` are those that ``up``, ``down``, ``bound`` and ``settings`` are for. They
-    are None where nothing is promised.
-    """
+    """A plan: what a candidate needs for an alpha, and what that costs."""
 
     candidate: Candidate
     alpha: float
-    worst: int | None
-    certified: int | None
-    trial: Trial | None
-    rounds: int | None
-    up: float | None
-    down: float | None
-    bound: float
-    """On ``f~ - min f~``: the certificate of the trial, or theory's of the rounds."""
-    cost: float
     ways: Ways
+    worst: int | None = None
+    """None where theory has no bound, and so are ``certified`` and ``bound``."""
+    certified: Price | None = None
+    bound: float | None = None
+    """On ``f~ - min f~`` after the certified rounds."""
+    tried: float = math.inf
+    """The mean cost in trials that choose."""
+    beyond: int | None = None
+    """Rounds that were not enough on average, of a trial that was given up."""
+    median: Price | None = None
+    """Of the trials that tell typical rounds, and None without them."""
+    p90: int | None = None
     settings: tuple[str, ...] = ()
     """For ``fedblend run --set``; empty where there is nothing to run, or the file has
     a table ``[compress]`` too many."""
 
     @property
-    def typical(self) -> int | None:
-        """The rounds of the trial, if it arrived."""
-        return self.trial.rounds if self.trial and self.trial.arrived else None
+    def order(self) -> tuple[float, float]:
+        """The cheapest first, by trials if there are any."""
+        return self.tried, math.inf if self.certified is None else self.certified.cost
 
 
 def offers(
@@ -93,8 +114,7 @@ def offers(
     """What each candidate needs for an alpha or allows for a budget, best first.
 
     For an alpha the cheapest is the best; for a budget the one with the largest alpha
-    that is certified within it, and of several the cheapest. A trial that costs more
-    than the best one so far is given up.
+    that is certified within it, and of several the cheapest.
 
     Args:
         found: from ``problem``.
@@ -108,7 +128,7 @@ def offers(
     """
     if sum(value is not None for value in (alpha, rounds, bits)) != 1:
         raise ValueError("alpha, rounds, bits: give one of them")
-    check_accuracy(found.config, eps)
+    require_resolved("eps", eps, found.config.run.precision)
     made = []
     for candidate in candidates(found) if among is None else among:
         cost = ways(found, config_of(found, candidate))
@@ -119,16 +139,12 @@ def offers(
                 most = affordable_rounds(cast(float, bits), cost.both)
             own = _largest_alpha(found, candidate, eps, most)
         made.append(_by_theory(found, candidate, own, eps, cost, prices))
-    made.sort(key=lambda one: one.cost)
-    if trials:
-        made = _tried(found, made, eps, prices)
+    made.sort(key=lambda one: one.order)
     by_alpha = alpha is None
-    return sorted(made, key=lambda one: (-one.alpha if by_alpha else 0, one.cost))
-
-
-def check_accuracy(config: Config, eps: float) -> None:
-    """Refuse an accuracy below the rounding of a run of the configuration."""
-    require_resolved("eps", eps, config.run.precision)
+    if trials:
+        # With another 1/p, an alpha is not certified within the budget.
+        made = _with_trials(found, made, eps, prices, climbs=not by_alpha)
+    return sorted(made, key=lambda one: (-one.alpha if by_alpha else 0, one.order))
 
 
 def table(found: Problem, eps: float, alphas: Iterable[float] = GRID) -> list[Offer]:
@@ -171,72 +187,121 @@ def _by_theory(
     prices: Prices,
 ) -> Offer:
     """A plan without a trial."""
+    plain = Offer(candidate, alpha, cost)
     if alpha == 0:
-        return Offer(candidate, 0.0, 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0, cost)
+        free = Price(0, 0.0, 0.0, 0.0)
+        return plain._replace(worst=0, certified=free, bound=0.0)
     worst = rounds_of(candidate.curve(found.at(alpha)), eps)
     curve = candidate.curve(found.measured(alpha))
     rounds = rounds_of(curve, eps)
-    none = Offer(
-        candidate, alpha, worst, None, None, None, None, None, math.inf, math.inf, cost
-    )
     if rounds is None:
-        return none
-    up, down = cost.spent(rounds)
-    return none._replace(
-        certified=rounds,
-        rounds=rounds,
-        up=up,
-        down=down,
+        return plain._replace(worst=worst)
+    return plain._replace(
+        worst=worst,
+        certified=_price(prices, cost, rounds),
         bound=bound_of(curve, rounds),
-        cost=prices.cost(up, down, len(found.shape)),
-        settings=_settings(found, candidate, alpha, rounds),
+        settings=_settings(found, candidate, alpha, eps, rounds),
     )
 
 
-def _tried(
-    found: Problem, made: Sequence[Offer], eps: float, prices: Prices
+def _with_trials(
+    found: Problem, made: Sequence[Offer], eps: float, prices: Prices, climbs: bool
 ) -> list[Offer]:
-    """The plans with trials, of which those beyond the best cost are given up."""
-    after: list[Offer] = []
-    clients, best = len(found.shape), math.inf
-
-    def too_much(up: int, down: int) -> bool:
-        return prices.cost(up, down, clients) > best
-
-    chosen = shortlist(made)
+    """The plans with their trials, and with the best 1/p where that ``climbs``."""
+    root = keys.named(first_key(found.built), "plan")
+    choosing, *telling = jax.random.split(root, (1 + TOLD, SEEDS))
+    chosen: list[tuple[Offer, Trials | None]] = []
+    best = math.inf
     for one in made:
-        if one not in chosen or one.certified is None:
-            after.append(one)
+        if not one.alpha or one.certified is None:
+            chosen.append((one, None))
             continue
         own = literal(_alphas(found, one.alpha))
         config = config_of(found, one.candidate, f"algorithm.alpha={own}")
-        most = min(PATIENCE * one.certified + 10, MOST)
-        run = trial(found, config, eps, most, too_much)
-        cost = prices.cost(run.up, run.down, clients)
-        one = one._replace(trial=run, cost=max(one.cost, cost))
-        if run.arrived:
-            best = min(best, cost)
-            settings = _settings(found, one.candidate, one.alpha, run.rounds)
-            one = one._replace(
-                rounds=run.rounds,
-                up=run.up,
-                down=run.down,
-                bound=run.gap,
-                cost=cost,
-                settings=settings,
-            )
-        after.append(one)
-    return after
+        trials = Trials(found, config, eps)
+        price = partial(_price, prices, one.ways)
+        seeds = choosing[: SEEDS if one.candidate.random else 1]
+        most = min(PATIENCE * one.certified.rounds + 10, MOST)
+        most, close = (min(most, _within(price, of * best)) for of in (REACH, CLOSE))
+
+        def mean_rounds(steps: int | None, most: float) -> float:
+            return float(trials.run(seeds, steps, most).mean())  # noqa: B023
+
+        steps = one.candidate.steps
+        if steps is None or not climbs:
+            rounds = mean_rounds(steps, most)
+        else:
+            steps, rounds = climb(mean_rounds, 2 * steps, most, close)
+            candidate = one.candidate._replace(steps=steps)
+            one = _by_theory(found, candidate, one.alpha, eps, one.ways, prices)
+        cost, beyond = math.inf, math.floor(most)
+        if rounds < math.inf:
+            cost, beyond = price(rounds).cost, math.ceil(rounds) - 1
+        best = min(best, cost)
+        chosen.append((one._replace(tried=cost, beyond=beyond), trials))
+    return [
+        one
+        if trials is None or one.tried > REACH * best
+        else _with_typical(found, one, eps, prices, trials, telling)
+        for one, trials in chosen
+    ]
 
 
-def shortlist(made: Sequence[Offer]) -> list[Offer]:
-    """Plans worth a trial: of every family of candidates those of the least cost."""
-    found: list[Offer] = []
-    for one in made:
-        same = [other.candidate.family == one.candidate.family for other in found]
-        if one.alpha and one.certified is not None and sum(same) < FAMILY:
-            found.append(one)
-    return found
+def climb(
+    mean_rounds: Callable[[int, float], float], start: int, most: float, close: float
+) -> tuple[int, float]:
+    """The 1/p with the fewest rounds near ``start``, and these.
+
+    Args:
+        mean_rounds: from 1/p and the rounds after which it is given up to the rounds.
+        start: the first 1/p.
+        most: rounds that are out of reach.
+        close: rounds beyond which a finer search is of no use.
+    """
+    known, here = {start: mean_rounds(start, most)}, start
+    for factor, within in zip(LONGER, (most, close, close), strict=True):
+        while known[here] <= within:
+            for steps in (round(here * factor), max(round(here / factor), 1)):
+                if steps not in known:
+                    known[steps] = mean_rounds(steps, known[here])
+                if known[steps] < known[here]:
+                    here = steps
+                    break
+            else:
+                break
+    return here, known[here]
+
+
+def _within(price: Callable[[float], Price], cost: float) -> float:
+    """The rounds of a cost, of which it is a linear function from the second on."""
+    first, second = price(2).cost, price(3).cost
+    return 2 + (cost - first) / (second - first)
+
+
+def _with_typical(
+    found: Problem,
+    one: Offer,
+    eps: float,
+    prices: Prices,
+    trials: Trials,
+    seeds: Sequence[Key],
+) -> Offer:
+    """The plan with the rounds of seeds that did not choose it."""
+    candidate, rounds = one.candidate, np.array([cast(int, one.beyond) + 1])
+    if candidate.random:
+        several = [trials.run(some, candidate.steps, MOST) for some in seeds]
+        rounds = np.concatenate(several)
+    # Of n seeds, k/(n + 1) of all others are done by the rounds of the k-th.
+    points = np.quantile(rounds, (0.5, 0.9), method="weibull")
+    median, p90 = np.ceil(points).astype(int).tolist()
+    settings = _settings(found, candidate, one.alpha, eps, p90)
+    price = _price(prices, one.ways, median)
+    return one._replace(median=price, p90=p90, beyond=None, settings=settings)
+
+
+def _price(prices: Prices, cost: Ways, rounds: float) -> Price:
+    up, down = cost.spent(rounds)
+    return Price(cast(int, rounds), up, down, prices.cost(up, down, cost.clients))
 
 
 def _alphas(found: Problem, alpha: float) -> Any:
@@ -246,7 +311,7 @@ def _alphas(found: Problem, alpha: float) -> Any:
 
 
 def _settings(
-    found: Problem, candidate: Candidate, alpha: float, rounds: int
+    found: Problem, candidate: Candidate, alpha: float, eps: float, rounds: int
 ) -> tuple[str, ...]:
     too_many = found.config.compress is not None and not candidate.compresses
     if too_many or not rounds:
@@ -256,31 +321,19 @@ def _settings(
         f"algorithm.alpha={literal(_alphas(found, alpha))}",
         "algorithm.rate=theory",
         f"run.rounds={rounds - 1}",
+        f"run.every={max(rounds // PART, 1)}",
+        f"run.until={eps!r}",
     )
 
 
 def _largest_alpha(
     found: Problem, candidate: Candidate, eps: float, rounds: int
 ) -> float:
-    """The largest alpha that is certified within these rounds, rounded down."""
+    """The largest alpha that is certified within these rounds, to nine decimals."""
 
-    def enough(alpha: float) -> bool:
-        needed = rounds_of(candidate.curve(found.measured(alpha)), eps)
-        return needed is not None and needed <= rounds
+    def too_large(billionths: int) -> bool:
+        curve = candidate.curve(found.measured(billionths / BILLION))
+        needed = rounds_of(curve, eps)
+        return needed is None or needed > rounds
 
-    if rounds == 0:
-        return 0.0
-    if enough(1.0):
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if enough(middle) else (low, middle)
-    return _rounded_down(low)
-
-
-def _rounded_down(alpha: float) -> float:
-    if alpha == 0:
-        return alpha
-    places = DIGITS - 1 - math.floor(math.log10(alpha))
-    return math.floor(round(alpha * 10**places, 3)) / 10**places
+    return bisect_left(range(1, BILLION + 1), True, key=too_large) / BILLION

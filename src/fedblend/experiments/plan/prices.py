@@ -30,43 +30,57 @@ class Prices(NamedTuple):
         return paid / clients if self.seconds else paid
 
 
-def parsed_prices(up: str | None, down: str | None) -> Prices:
-    """The prices in two texts, such as "1" and "0.1", or "10Mbit/s" and "100Mbit/s".
+def parse_prices(up: float | str | None, down: float | str | None) -> Prices:
+    """The prices in two numbers or texts: 1 and 0.1, or "10Mbit/s" and "100Mbit/s".
 
-    >>> parsed_prices("1", "0.1")
+    >>> parse_prices(1, "0.1")
     Prices(up=1.0, down=0.1, seconds=False)
-    >>> parsed_prices("10Mbit/s", "100Mbit/s").up
+    >>> parse_prices("10Mbit/s", "100Mbit/s").up
     1e-07
     """
     if up is None and down is None:
         return Prices()
     found = []
-    for name, text in (("--up", up), ("--down", down)):
+    for name, text in (("up", up), ("down", down)):
         if text is None:
             raise SettingError(name, "is missing; give the prices of both ways")
-        found.append(_parsed(name, text))
+        allowed = "a price from 0 on, or a speed above 0 such as 10Mbit/s"
+        value, unit = _number(name, text, "/s", allowed)
+        if unit and not value:
+            raise UserError(name, text, allowed)
+        found.append((1 / value if unit else value, unit))
     (first, is_speed), (second, also_speed) = found
     if is_speed != also_speed:
         both = f"{up} and {down}"
-        raise UserError("--up, --down", both, "two prices, or two speeds", both)
+        raise UserError("up, down", both, "two prices, or two speeds", both)
     if first == second == 0:
-        raise UserError("--up, --down", 0, "a pair of prices of which one is above 0")
+        raise UserError("up, down", 0, "a pair of prices of which one is above 0")
     return Prices(first, second, is_speed)
 
 
-def _parsed(name: str, text: str) -> tuple[float, bool]:
-    """The price of a bit, and whether it comes from a speed."""
-    match = re.fullmatch(rf"\s*{NUMBER}\s*(?:([kMGT]?)(bit|B)/s)?\s*", text)
-    allowed = "a price from 0 on, or a speed above 0 such as 10Mbit/s"
+def parse_bits(bits: float | str) -> float:
+    """A number of bits, with or without a unit.
+
+    >>> parse_bits(1e6), parse_bits("2.5Mbit"), parse_bits("3 kB")
+    (1000000.0, 2500000.0, 24000.0)
+    """
+    units = ", ".join(f"{prefix}bit, {prefix}B" for prefix in THOUSANDS)
+    allowed = f"a number of bits from 0 on, with or without one of {units}"
+    return _number("bits", bits, "", allowed)[0]
+
+
+def _number(
+    name: str, given: float | str, end: str, allowed: str
+) -> tuple[float, bool]:
+    """A number in bits, or bits per second, and whether it had a unit."""
+    unit = rf"([kMGT]?)(bit|B){end}"
+    match = re.fullmatch(rf"\s*{NUMBER}\s*(?:{unit})?\s*", str(given))
     try:
         value = float(match[1]) if match else math.nan
     except ValueError:
         value = math.nan
     if match is None or not math.isfinite(value):
-        raise UserError(name, text, allowed)
-    if match[3] is None:
-        return value, False
-    speed = value * THOUSANDS[match[2]] * (8 if match[3] == "B" else 1)
-    if speed <= 0:
-        raise UserError(name, text, allowed)
-    return 1 / speed, True
+        raise UserError(name, given, allowed)
+    return value * THOUSANDS[match[2] or ""] * (8 if match[3] == "B" else 1), bool(
+        match[3]
+    )

@@ -17,7 +17,7 @@ from fedblend import trees
 from fedblend.config import model
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
-from fedblend.core import Algorithm, PyTree
+from fedblend.core import Key, PyTree
 from fedblend.data.federated import one_class_clients
 from fedblend.errors import ConfigError
 from fedblend.simulation.certify import mixture_gap
@@ -107,11 +107,15 @@ def problem(config: Config) -> Problem:
     return Problem(config, built, params, known, models, float(norms.max()), shape, gap)
 
 
-def started(built: Built, algorithm: Algorithm, params: Any, **options: Any) -> Run:
-    """A run with the first of the seeds, of no rounds yet."""
-    key = built.key if built.key.ndim == 0 else built.key[0]
-    options = {"rounds": 0, **options}
-    return simulate(algorithm, params, built.federated_data, key, **options)
+def started(built: Built, algorithm: Any, params: Any, **options: Any) -> Run:
+    """A run, with the first of the seeds and of no rounds unless told otherwise."""
+    options = {"rounds": 0, "key": first_key(built), **options}
+    return simulate(algorithm, params, built.federated_data, **options)
+
+
+def first_key(built: Built) -> Key:
+    """The first of the configuration's seeds."""
+    return built.key if built.key.ndim == 0 else built.key[0]
 
 
 def stacked_models(models: np.ndarray, params: PyTree, dtype: str) -> PyTree:
