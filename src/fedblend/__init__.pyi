@@ -95,6 +95,9 @@ from fedblend.algorithms.flix_locodl import (
 from fedblend.algorithms.fomaml import (
     fomaml as fomaml,
 )
+from fedblend.algorithms.hierarchical import (
+    hierarchical as hierarchical,
+)
 from fedblend.algorithms.hypcluster import (
     hypcluster as hypcluster,
 )

@@ -252,7 +252,8 @@ def interval(gaps: np.ndarray) -> tuple[float, float, float]:
     """The mean of differences, [splits, clients], and its 95 % interval."""
     gaps = _known(gaps)
     error, freedom = _spread(gaps)
-    middle, half = float(gaps.mean()), stats.t.ppf(1 - LEVEL / 2, freedom) * error
+    middle = float(gaps.mean())
+    half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * error
     return middle, middle - half, middle + half
 
 
