@@ -108,13 +108,13 @@ def _print(found: "PlanResult", again: list[str]) -> None:
     rows, best, constants = found.rows, found.best, found.constants
     several = ("alpha",) if len({row["alpha"] for row in rows}) > 1 else ()
     tried = any(row["median_rounds"] for row in rows)
-    told = "median" if tried else "certified"
+    basis = "median" if tried else "certified"
     unit = "seconds" if found.prices.seconds else "cost"
     heads = ["worst", "certified", "up", "down", f"certified\n{unit}"]
     if tried:
         heads[2:4] = ["median", "90 %", "up", "down", f"median\n{unit}"]
     table = screen.table("solver", *several, *heads, right=1)
-    least = 1.0 if found.prices.seconds else rows[0][f"{told}_cost"]
+    least = 1.0 if found.prices.seconds else rows[0][f"{basis}_cost"]
     for number, row in enumerate(rows):
         if best is None and number and row["name"] != rows[number - 1]["name"]:
             table.add_section()
@@ -122,8 +122,8 @@ def _print(found: "PlanResult", again: list[str]) -> None:
         if tried:
             more = "" if row["more_than"] is None else f"> {row['more_than']}"
             cells += [more or _number(row["median_rounds"]), _number(row["p90_rounds"])]
-        cells += [_bits(row[f"{told}_up"]), _bits(row[f"{told}_down"])]
-        for name in dict.fromkeys((told, "certified")):
+        cells += [_bits(row[f"{basis}_up"]), _bits(row[f"{basis}_down"])]
+        for name in dict.fromkeys((basis, "certified")):
             cost = row[f"{name}_cost"]
             cells.append("-" if cost is None else f"{cost / least if least else 1:.3g}")
         own = (f"{row['alpha']:.6g}",) if several else ()
@@ -137,7 +137,7 @@ def _print(found: "PlanResult", again: list[str]) -> None:
         + ("" if several else f"; alpha = {rows[0]['alpha']:.6g}")
     )
     console.print(table)
-    console.print("\n".join(_notes(found, told)), markup=False)
+    console.print("\n".join(_notes(found, basis)), markup=False)
     runnable = [row for row in rows if row["settings"] and best and best["alpha"]]
     if runnable:
         which = "the first" if runnable[0] is best else runnable[0]["name"]
@@ -154,20 +154,20 @@ def _bits(number: float | None) -> str:
     return "-" if number is None else human_bits(number)
 
 
-def _notes(found: "PlanResult", told: str) -> list[str]:
+def _notes(found: "PlanResult", basis: str) -> list[str]:
     rows, best, prices = found.rows, found.best, found.prices
     notes = [
         "Columns worst, certified, median and 90 % are rounds. Round 1 collects x_avg, "
-        f"so run.rounds is one less. Bits are those of all clients in {told} rounds."
+        f"so run.rounds is one less. Bits are those of all clients in {basis} rounds."
     ]
-    if told == "median":
+    if basis == "median":
         notes.append(
             "By the median half of the seeds were done, by 90 % nine of ten; other "
             "seeds chose. > N: given up after N rounds, at twice the cost of the best."
         )
     if best and not prices.seconds:
         notes.append(
-            f"Cost: up {prices.up:g}, down {prices.down:g}; the first row's of {told} "
+            f"Cost: up {prices.up:g}, down {prices.down:g}; the first row's of {basis} "
             "rounds is 1."
         )
     if any(row["random"] for row in rows):

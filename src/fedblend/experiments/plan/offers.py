@@ -13,7 +13,7 @@ typical      of trials, which are run until their certificates prove eps: the me
              over seeds, and the rounds by which nine of ten seeds are done
 
 Trials with some seeds choose: among 1/p of each candidate first, then among candidates,
-by the mean cost. Those with other seeds tell the typical rounds, so that these are not
+by the mean cost. Those with other seeds count the typical rounds, so that these are not
 those of lucky seeds. What costs more than twice the best is given up.
 """
 
@@ -53,10 +53,10 @@ SAME = Prices()
 """Both ways cost the same."""
 PATIENCE = 2
 """Trials of random solvers may take so many times their certified rounds."""
-SEEDS, TOLD = 10, 4
-"""Seeds of a trial. One trial chooses, and so many others tell typical rounds."""
+SEEDS, REPORTS = 10, 4
+"""Seeds of a trial. One trial chooses, and so many others count typical rounds."""
 REACH, CLOSE = 2, 1.25
-"""Costs in units of the best, up to which typical rounds are told, and 1/p is refined.
+"""Costs in units of the best, up to which typical rounds count, and 1/p is refined.
 
 Twice as many local steps at most halve the rounds."""
 LONGER = (2, 2**0.5, 2**0.25)
@@ -88,7 +88,7 @@ class Offer(NamedTuple):
     beyond: int | None = None
     """Rounds that were not enough on average, of a trial that was given up."""
     median: Price | None = None
-    """Of the trials that tell typical rounds, and None without them."""
+    """Of the trials that count typical rounds, and None without them."""
     p90: int | None = None
     settings: tuple[str, ...] = ()
     """For ``fedblend run --set``; empty where there is nothing to run, or the file has
@@ -209,7 +209,7 @@ def _with_trials(
 ) -> list[Offer]:
     """The plans with their trials, and with the best 1/p where that ``climbs``."""
     root = keys.named(first_key(found.built), "plan")
-    choosing, *telling = jax.random.split(root, (1 + TOLD, SEEDS))
+    choosing, *reporting = jax.random.split(root, (1 + REPORTS, SEEDS))
     chosen: list[tuple[Offer, Trials | None]] = []
     best = math.inf
     for one in made:
@@ -242,7 +242,7 @@ def _with_trials(
     return [
         one
         if trials is None or one.tried > REACH * best
-        else _with_typical(found, one, eps, prices, trials, telling)
+        else _with_typical(found, one, eps, prices, trials, reporting)
         for one, trials in chosen
     ]
 
