@@ -140,10 +140,11 @@ def distance(found: Comparison) -> float:
         pooled.append(np.nanmean(tuning.by_client(errors, test.counts)))
         own = []
         for at, to in zip(train.clients, test.clients, strict=True):
-            ridge = RidgeCV(np.logspace(-3, 3, 13)).fit(train.inputs[at, 1:], y[at])
-            if test.inputs[to].size:
-                gap = ridge.predict(test.inputs[to, 1:]) - tested[to]
-                own.append(np.mean(gap**2))
+            if not test.inputs[to].size:
+                continue
+            ridge = RidgeCV(np.logspace(-3, 3, 13)) if len(y[at]) > 3 else Ridge()
+            ridge.fit(train.inputs[at, 1:], y[at])
+            own.append(np.mean((ridge.predict(test.inputs[to, 1:]) - tested[to]) ** 2))
         alone.append(np.mean(own))
         each = constant.constant_losses(data, "regression", 1, "test")
         constants.append(np.nanmean(each, axis=1))
