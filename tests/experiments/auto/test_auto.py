@@ -184,6 +184,7 @@ def test_models_of_clients_are_there(interrupted):
         ({"site": np.array(["one"] * 720)}, {}, "2 clients or more"),
         ({"outcome": np.full(720, 1.5)}, {}, "same in all rows"),
         ({"site": np.arange(720)}, {}, "none of the 720 clients has 4 rows"),
+        ({"outcome": np.r_[1e300, np.ones(719) / 3]}, {}, "a target is 1e.300"),
     ],
 )
 def test_bad_tables_are_one_line(change, asked, said, tmp_path):

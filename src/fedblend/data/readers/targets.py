@@ -143,6 +143,11 @@ def with_kind(raw: Raw, kind: Kind | None, where: str, name: str) -> Dataset:
             raise DataError(
                 f"{where}: regression needs numeric targets, not {values[0]!s:.40}"
             )
+        largest = float(np.abs(values.astype(np.float64)).max(initial=0))
+        if np.isfinite(largest) and largest > float(np.finfo(np.float32).max):
+            raise DataError(
+                f"{where}: a target is {largest:.3g}; at most 3.4e38 is used"
+            )
         targets = values.astype(np.float32)
         width = 1 if targets.ndim == 1 else targets.shape[1]
         return Dataset((raw.inputs, targets), "regression", width, **known)
