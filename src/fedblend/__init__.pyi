@@ -380,3 +380,6 @@ from fedblend.transforms import (
 
 __version__: str
 __all__: list[str]
+from fedblend.transforms.row_noise import (
+    row_noise as row_noise,
+)

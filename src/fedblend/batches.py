@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
 
 from fedblend import trees
-from fedblend.core import Batch, ClientId, Key, PyTree, Shard
+from fedblend.core import Batch, ClientId, Drawn, Key, PyTree, Shard
 
 
 def draw(shard: Shard, key: Key, size: int | None) -> Batch:
@@ -61,7 +61,8 @@ def _salted(shard: Shard, key: Key) -> Key:
 def rows_at(shard: Shard, index: jax.Array, mask: jax.Array | None = None) -> Batch:
     """The rows with these numbers, counted within the shard."""
     examples = jax.tree.map(jnp.asarray, shard.examples)
-    return Batch(trees.take(examples, shard.start + index), mask)
+    drawn = Drawn(index, jnp.maximum(shard.count, 1)) if mask is None else None
+    return Batch(trees.take(examples, shard.start + index), mask, drawn)
 
 
 def everything(shard: Shard) -> Batch:

@@ -78,11 +78,22 @@ class Shard:
     mean_count: float | None = dataclasses.field(default=None, metadata=STATIC)
 
 
+class Drawn(NamedTuple):
+    """Rows drawn with replacement: their numbers, and how many rows there were."""
+
+    index: jax.Array
+    among: jax.Array
+
+
 class Batch(NamedTuple):
-    """Some rows of a shard; ``mask`` is False on rows that only pad the shape."""
+    """Some rows of a shard; ``mask`` is False on rows that only pad the shape.
+
+    ``drawn`` is None where no row comes twice.
+    """
 
     rows: PyTree
     mask: jax.Array | None = None
+    drawn: Drawn | None = None
 
 
 class Down(NamedTuple):

@@ -24,8 +24,40 @@ MOST_SAID = 120
 """Characters of the error of somebody's loss that are shown."""
 
 
+class HiddenLoss:
+    """A loss of which only gradients of the mean over a batch are given.
+
+    See ``row_noise``.
+    """
+
+    def __call__(self, params: PyTree, rows: PyTree) -> jax.Array:
+        """Refused."""
+        raise SettingError("loss", "noise hides the losses of rows; use gradients")
+
+    def objective(self, params: PyTree, batch: Batch) -> jax.Array:
+        """NaN, whose gradient in the parameters is that of the mean, with noise."""
+        raise NotImplementedError
+
+
+def of(change: Callable[[PyTree], PyTree], loss: Loss) -> Loss:
+    """The loss of what ``change`` makes of the parameters."""
+    if isinstance(loss, HiddenLoss):
+        return _Changed(change, loss)
+    return lambda params, rows: loss(change(params), rows)
+
+
+class _Changed(HiddenLoss):
+    def __init__(self, change: Callable[[PyTree], PyTree], loss: HiddenLoss):
+        self._change, self._loss = change, loss
+
+    def objective(self, params: PyTree, batch: Batch) -> jax.Array:
+        return self._loss.objective(self._change(params), batch)
+
+
 def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
     """The mean loss over the rows of a batch that count."""
+    if isinstance(loss, HiddenLoss):
+        return loss.objective(params, batch)
     losses = _losses(loss, params, batch.rows)
     if batch.mask is None:
         return losses.mean()

@@ -137,6 +137,9 @@ class AlgorithmEntry(Entry):
     """It encodes what clients send: no transform that encodes goes around it."""
     preset_of: str | None = None
     """The algorithm of which it is a setting; None if it is one of its own."""
+    reads: str = "gradients"
+    """What a client takes from its rows besides gradients of the loss; that word where
+    there is nothing else, so that ``row_noise`` covers it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +216,7 @@ def algorithm(
     form: str | None = None,
     encodes: bool = False,
     preset_of: str | None = None,
+    reads: str = "gradients",
 ) -> Callable[[Decorated], Decorated]:
     """Register the algorithm that the decorated function builds.
 
@@ -233,6 +237,7 @@ def algorithm(
         encodes: whether it encodes what clients send.
         preset_of: the algorithm of which it is a setting, with the same messages and
             states.
+        reads: what a client takes from its rows besides gradients of the loss.
     """
 
     def register(build: Decorated) -> Decorated:
@@ -250,6 +255,7 @@ def algorithm(
             form,
             encodes,
             preset_of,
+            reads,
         )
         ALGORITHMS.add(entry)
         return build

@@ -25,8 +25,9 @@ FEW = {
         ("min_rows", "min_part_rows", "min_batch_rows", "min_round_rows"), 0
     ),
     "rows": {"split": "any", "batches": "shared"},
+    "protect": {"rows": {"noise": 0.0}},
 }
-"""Of nodes with few rows, which draw their batches as a simulation does."""
+"""Of nodes with few rows, which compute what a simulation does."""
 
 
 def few(policy: str) -> str:

@@ -41,6 +41,10 @@ HONEST: dict[str, dict[str, Any]] = {
 """40 training rows, 24 test rows."""
 
 
+BARE = template("policy.toml").replace("noise = 0.3 ", "noise = 0.0 ")
+"""The policy that ``init`` writes, without noise for rows."""
+
+
 def make_rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     targets = rng.integers(0, 2, ROWS)

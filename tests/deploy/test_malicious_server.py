@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from malicious import (
+    BARE,
     CLIENT,
     COLUMNS,
     HONEST,
@@ -37,7 +38,7 @@ from fedblend.deploy.ops.audit import verify
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
-LBFGS = {"solver": "lbfgs", "tolerance": 1e-3}
+SGD = {"solver": "sgd", "rate": 0.1, "steps": 5, "batch_size": 8}
 UNFIT = "data: the rows are not as the configuration says"
 OLD = """
 [accept]
@@ -52,6 +53,8 @@ batches = "shared"
 [metrics]
 bound = 1e30
 per_experiment = 1000000
+[protect.rows]
+noise = 0.0
 """
 """What a node accepted by default before there were these keys."""
 
@@ -109,10 +112,10 @@ REFUSED = {
         "limits.steps",
     ),
     "an endless solver": (
-        algorithm(name="flix_local_steps", alpha=0.5, personal=LBFGS | {"most": 10**9}),
+        algorithm(name="flix_local_steps", alpha=0.5, personal=SGD | {"turns": 10**9}),
         "limits.steps",
     ),
-    "a fine grid": (algorithm(name="mapper", grid=10**6), "limits.steps"),
+    "a grid of losses": (algorithm(name="mapper", grid=10), "protect.rows"),
     "a huge batch": (algorithm(batch_size=10**9), "limits.batch_rows"),
     "endless rounds": ({"run": {"rounds": 10**9}}, "accept.max_rounds"),
     "endless training alone": ({"measure": {"local": 10**9}}, "accept.max_rounds"),
@@ -412,12 +415,10 @@ def test_the_model_of_an_experiment_that_is_over_stays(tmp_path):
 
 
 def test_noise_is_what_stops_models_made_to_extract_rows(tmp_path):
-    """The default policy does not: two models whose updates differ by one row."""
-    noisy = "[protect]\nclip = 1.0\nnoise = 1.0\n"
-    for policy, told in (("", True), (noisy, False)):
-        settings = write_node(
-            tmp_path / ("noisy" if policy else "plain"), policy=policy
-        )
+    """Without it two models, whose updates differ by one row, tell that row."""
+    noisy = "[protect]\nclip = 1.0\nnoise = 1.0\n[protect.rows]\nnoise = 0.0\n"
+    for number, (policy, told) in enumerate(((BARE, True), (noisy, False), ("", False))):
+        settings = write_node(tmp_path / f"node{number}", policy=policy)
         attacker = Attacker(settings)
         run = {"rounds": 100, "precision": "float64"}
         attacker.begin(config(algorithm=WHOLE, run=run))

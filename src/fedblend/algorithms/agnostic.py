@@ -51,7 +51,7 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
     return jnp.maximum(vector - shift, 0)
 
 
-@algorithm(sends=("update", "losses"))
+@algorithm(sends=("update", "losses"), reads="losses")
 @gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
 def agnostic(loss: Loss, work: Work, *, clients: int, q_rate: float) -> Algorithm:
     """Descent in the model, ascent in the weights of the clients.

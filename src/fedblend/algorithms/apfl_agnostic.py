@@ -35,7 +35,11 @@ from fedblend.local import WORK, Optimizer, Work
 from fedblend.registry import STEP_BY_STEP, algorithm
 
 
-@algorithm(sends=("update", "losses"), new_client=STEP_BY_STEP._replace(build=apfl))
+@algorithm(
+    sends=("update", "losses"),
+    new_client=STEP_BY_STEP._replace(build=apfl),
+    reads="losses",
+)
 @gate(**WORK, **RULES, clients=COUNT, q_rate=NOT_NEGATIVE)
 def apfl_agnostic(
     loss: Loss,

@@ -31,6 +31,7 @@ from fedblend.algorithms.partial import Paths, partial
 from fedblend.checks import PATHS, gate, optional, words
 from fedblend.core import Algorithm, Loss
 from fedblend.local import OPTIMIZER, STEPS, WORK, Optimizer, Steps, Work
+from fedblend.losses import of
 from fedblend.registry import NewClient, algorithm
 
 
@@ -70,11 +71,10 @@ def fedbabu(
     """
     is_head = PATHS("fedbabu: head", head)
 
-    def of_head(params, rows):
-        def fixed(path, leaf):
-            return leaf if is_head(path) else jax.lax.stop_gradient(leaf)
+    def fixed(path, leaf):
+        return leaf if is_head(path) else jax.lax.stop_gradient(leaf)
 
-        return loss(trees.map_with_path(fixed, params), rows)
+    of_head = of(lambda params: trees.map_with_path(fixed, params), loss)
 
     tuning = work._replace(steps=tuning_steps)
     if tuning_rate is not None:

@@ -56,7 +56,9 @@ class FedEmClient(NamedTuple):
     weights: jax.Array
 
 
-@algorithm(form="ensemble", new_client=NewClient(visits=10, steps=None))
+@algorithm(
+    form="ensemble", new_client=NewClient(visits=10, steps=None), reads="losses"
+)
 @gate(**WORK)
 def fedem(loss: Loss, work: Work) -> Algorithm:
     """Shared models, and weights of them for each client, by expectation maximization.
@@ -80,7 +82,7 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
 
     def expected(models, weights, shard):
         """The client's rows with q, as a shard, and the weights that follow."""
-        rows, mask = everything(shard)
+        rows, mask, _ = everything(shard)
         assert mask is not None
         prior = jnp.log(jnp.maximum(weights, jnp.finfo(weights.dtype).tiny))
         scores = prior[None] - losses_of_each(models, rows).T

@@ -41,6 +41,7 @@ from fedblend import keys, mixing, trees
 from fedblend.batches import per_client
 from fedblend.checks import ALPHA, FUNCTION, ByClient, Number, gate, words
 from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.losses import of
 from fedblend.mixing import MIXING, Mixing
 from fedblend.solvers import SOLVER, Solver
 
@@ -89,7 +90,7 @@ def flix(
 
     def own(personal, shard):
         weight = per_client(alpha, shard)
-        return method(lambda params, rows: loss(mix(weight, params, personal), rows))
+        return method(of(lambda params: mix(weight, params, personal), loss))
 
     def enroll(params, shard, key):
         personal, norm = local(params, shard, keys.named(key, "local model"))

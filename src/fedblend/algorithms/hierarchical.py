@@ -81,7 +81,7 @@ def _by_kind(params: PyTree, level: Any, others: Any) -> jax.Array:
     return trees.ravel(trees.map_with_path(each, params))[0]
 
 
-@algorithm(sends=("update", "hessian"), new_client=ADAPTS)
+@algorithm(sends=("update", "hessian"), new_client=ADAPTS, reads="second derivatives")
 @gate(**WORK, level=NOT_NEGATIVE, slopes=NOT_NEGATIVE, ridge=NOT_NEGATIVE, share=FLAG)
 def hierarchical(
     loss: Loss,

@@ -38,7 +38,9 @@ from fedblend.models.ensemble import models_only, of_one, require_ensemble, weig
 from fedblend.registry import SOLVES, algorithm
 
 
-@algorithm(sends=("update", "choice"), form="ensemble", new_client=SOLVES)
+@algorithm(
+    sends=("update", "choice"), form="ensemble", new_client=SOLVES, reads="losses"
+)
 @gate(**WORK)
 def hypcluster(loss: Loss, work: Work) -> Algorithm:
     """Shared models, of which each client trains and deploys the one that fits best.

@@ -36,7 +36,7 @@ from fedblend.mixing import Apply, Blend, Neighbors
 from fedblend.registry import SOLVES, algorithm
 
 
-@algorithm(form="neighbors", new_client=SOLVES)
+@algorithm(form="neighbors", new_client=SOLVES, reads="losses")
 @gate(
     algorithm=ALGORITHM,
     loss=FUNCTION,

@@ -48,7 +48,7 @@ class MapperClient(NamedTuple):
     alpha: jax.Array
 
 
-@algorithm()
+@algorithm(reads="losses")
 @gate(**WORK, alpha=ALPHA, grid=WHOLE, held_out=PART, mix=MIXING)
 def mapper(
     loss: Loss,

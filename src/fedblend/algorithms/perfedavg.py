@@ -61,7 +61,10 @@ _PRODUCTS = {"exact": _exact, "differences": _differences, "none": _none}
 HESSIAN = words(*_PRODUCTS)
 
 
-@algorithm(new_client=ADAPTS._replace(steps="adapt_steps", rate="inner_rate"))
+@algorithm(
+    new_client=ADAPTS._replace(steps="adapt_steps", rate="inner_rate"),
+    reads="second derivatives",
+)
 @gate(
     **WORK, inner_rate=NOT_NEGATIVE, hessian=HESSIAN, delta=POSITIVE, adapt_steps=WHOLE
 )

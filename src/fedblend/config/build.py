@@ -41,7 +41,9 @@ from fedblend.theory.constants import Smoothness
 
 if TYPE_CHECKING:
     from fedblend.data.preprocess.preprocessing import Preprocessing
+    from fedblend.config.schema.privacy import ProtectRows
     from fedblend.metrics import Metric
+    from fedblend.transforms.row_noise import RowNoise
 
 _NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal", "until"}
 """The keys of [run] that are no fields of ``RunSpec``, or that have another form."""
@@ -60,6 +62,8 @@ class Method(NamedTuple):
     """The constants of f_i, where the algorithm asks for them and they are known."""
     local_at: Callable[[Any], Algorithm] | None = None
     """Training alone with so many times its rate, where that is to be tuned."""
+    hidden: "RowNoise | None" = None
+    """The loss that the algorithm trains on, where noise hides rows."""
 
 
 class BySplit(NamedTuple):
@@ -102,6 +106,8 @@ class Built(NamedTuple):
     """The constants of f_i, where the algorithm asks for them and they are known."""
     local_at: Callable[[Any], Algorithm] | None = None
     """Training alone with so many times its rate, where that is to be tuned."""
+    hidden: "RowNoise | None" = None
+    """The loss that the algorithm trains on, where noise hides rows."""
 
     @property
     def preprocessing(self) -> "tuple[Preprocessing, ...]":
@@ -189,6 +195,7 @@ def method(
     known: Smoothness | None,
     found_rates: Sequence[Any] | None = None,
     within: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
+    rows: "ProtectRows | None" = None,
 ) -> Method:
     """The model, its loss, the algorithm with all that is wrapped around it.
 
@@ -201,6 +208,7 @@ def method(
         found_rates: what ``rate = "theory"`` stands for; None to find it from the
             constants.
         within: a transform of the algorithm that goes inside of all others.
+        rows: how gradients hide single rows; None for ``[protect.rows]``, if any.
     """
     name = loss_name(config, task)
     model = model_of(config, task, name)
@@ -209,7 +217,11 @@ def method(
     params = jax.eval_shape(model.init, jax.random.key(0))
     transforms.check_sizes(config, clients, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)
-    algorithm = within(options.build(loss, known, clients, features=model.features))
+    rows = rows or (config.protect and config.protect.rows)
+    hidden = None if rows is None else rows.hide(loss)
+    algorithm = within(
+        options.build(hidden or loss, known, clients, features=model.features)
+    )
     alone = config.measure.local and options.name != "local_only"
     tuned = config.measure.local_rate == "tune"
     if config.measure.local_rate is not None and not tuned:
@@ -227,6 +239,7 @@ def method(
         measures_of(config, task, plain, model.apply),
         known,
         local_at if alone and tuned else None,
+        hidden,
     )
 
 

@@ -24,7 +24,7 @@ from fedblend.config.schema import tables
 from fedblend.config.schema.attack import Attack
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
-from fedblend.config.schema.privacy import Privacy
+from fedblend.config.schema.privacy import Privacy, Protect
 from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.config.secure import check_secure
@@ -64,6 +64,7 @@ class Config(Table):
     select: tables.Select | None = None
     populations: tables.Populations | None = None
     attack: Attack | None = None
+    protect: Protect | None = None
     run: Run
     measure: tables.Measure = tables.Measure()
     federation: Federation | None = None
@@ -96,6 +97,38 @@ class Config(Table):
             wrong = '"add_or_remove" needs run.sampling = "poisson"'
             raise SettingError("privacy.adjacency", wrong)
         return self
+
+    @model_validator(mode="after")
+    def _noise_hides_rows(self) -> "Config":
+        if self.protect is None:
+            return self
+        if isinstance(self.data, tables.Nodes):
+            wrong = "is not for a federation; the policy of each node has it"
+            raise SettingError("protect", wrong)
+        self.require_gradients("protect.rows")
+        return self
+
+    def require_gradients(self, key: str) -> None:
+        """Refuse an algorithm that noise on gradients of rows does not cover.
+
+        Args:
+            key: of the setting that asks for the noise.
+
+        Raises:
+            SettingError: it uses the rows in another way, too.
+        """
+        reads, own = self.algorithm.entry.reads, getattr(self.algorithm, "personal", 0)
+        solver = getattr(own, "solver", "sgd")
+        for wrong, what in (
+            (reads != "gradients", f"{self.algorithm.name} uses {reads} of rows"),
+            (
+                solver not in ("sgd", "gradient_descent"),
+                f"algorithm.personal.solver = {solver!r} uses losses of rows",
+            ),
+        ):
+            if wrong:
+                why = f"{what}, and noise covers gradients alone"
+                raise SettingError(key, why)
 
     @model_validator(mode="after")
     def _sums_hide_clients(self) -> "Config":

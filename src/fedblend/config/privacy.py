@@ -23,7 +23,7 @@ SCOPE = (
 EXAMINED = {
     "config": (
         "version name data model algorithm adapt compress privacy central select "
-        "populations attack run measure federation"
+        "populations attack protect run measure federation"
     ),
     "run": (
         "rounds cohort epoch separation sampling seed every weights chunk devices "

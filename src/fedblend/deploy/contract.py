@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,9 @@ from fedblend.models import Model
 from fedblend.report.measures import in_order
 from fedblend.simulation.result import Budget
 from fedblend.theory.constants import Smoothness
+
+if TYPE_CHECKING:
+    from fedblend.config.schema.privacy import ProtectRows
 
 SPLITS = ("train", "validation", "test")
 
@@ -222,8 +225,11 @@ class Contract:
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         return rates(self.config, constants, size)
 
-    def method(self, facts: Facts) -> Method:
-        """The method, as server and nodes build it alike."""
+    def method(self, facts: Facts, rows: "ProtectRows | None" = None) -> Method:
+        """The method, as server and nodes build it alike.
+
+        ``rows`` is how the node that asks hides its rows.
+        """
         built = method(
             self.config,
             self.task,
@@ -231,6 +237,7 @@ class Contract:
             self.config.run.cohort or self.clients,
             facts.constants,
             facts.rates,
+            rows=rows,
         )
         algorithm = transforms.selected_within(
             self.config, built.algorithm, self.params, facts.rooms

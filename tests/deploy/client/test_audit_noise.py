@@ -14,7 +14,8 @@ from fedblend.cli import main, screen
 from fedblend.config.config import check
 from fedblend.deploy.client import preparation
 from fedblend.deploy.client.audit_noise import audit_node
-from fedblend.deploy.client.ledger import Charge, Ledger, epsilon
+from fedblend.deploy.client.ledger import Charge, Ledger
+from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 from fedblend.deploy.client.policy import Policy
 from fedblend.errors import ConfigError
 from fedblend.transforms import noise

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from malicious import Attacker, Refused, config, write_node
+from malicious import BARE, Attacker, Refused, config, write_node
 from typer.testing import CliRunner
 
 from fedblend.cli import app
 from fedblend.deploy.client.admission import node_of
-from fedblend.deploy.client.ledger import Charge, Ledger, epsilon, read_ledger
+from fedblend.deploy.client.ledger import Charge, Ledger, read_ledger
+from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 from fedblend.errors import RunError
 
 ROUNDS = {"run": {"rounds": 3}}
@@ -54,11 +55,11 @@ def test_a_process_that_dies_at_any_write_answers_alike_and_counts_once(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", dying)
-    whole = _conversation(Attacker(write_node(tmp_path / "whole")))
+    whole = _conversation(Attacker(write_node(tmp_path / "whole", policy=BARE)))
     number, died = 0, True
     while died:
         number += 1
-        attacker, died = Attacker(write_node(tmp_path / f"killed{number}")), False
+        attacker, died = Attacker(write_node(tmp_path / f"killed{number}", policy=BARE)), False
         writes, found = number, []
         for step in _steps(attacker):
             try:
@@ -129,9 +130,10 @@ def test_the_operator_sees_the_ledger(tmp_path):
     path = str(tmp_path / "node" / "node.toml")
     shown = CliRunner().invoke(app, ["federation", "ledger", path])
     assert shown.exit_code == 0, shown.output
-    totals, answers, measures, own = shown.output.splitlines()
+    totals, answers, rows, measures, own = shown.output.splitlines()
     assert totals.startswith("1 experiments, 2 answers from 80 rows, 1 measurements,")
     assert "no guarantee: 2 answers without noise" in answers
+    assert "rows: epsilon " in rows
     assert "no guarantee: 1 measurements without noise" in measures
     assert own.startswith("experiment1: 2 answers, 1 measurements,")
     (settings.folder / "ledger.json").write_text("{")

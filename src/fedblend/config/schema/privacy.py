@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table ``[privacy]``: clipping, noise, and how noise is correlated."""
+"""The tables ``[privacy]`` and ``[protect]``: noise for clients, and for rows."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,11 +16,30 @@ from fedblend.config.schema.table import (
     Table,
     within,
 )
+from fedblend.core import Loss
 from fedblend.errors import SettingError
 from fedblend.theory.blt import BUFFERS, Blt, optimal
+from fedblend.transforms.row_noise import RowNoise, row_noise
 
 ADAPTIVE = ("quantile", "rate", "count_noise")
 """Keys of a clip that follows the clients' norms."""
+
+
+class ProtectRows(Table):
+    """How gradients hide single rows, in a simulation or by the policy of a node."""
+
+    clip: Positive = 3.0
+    noise: NotNegative = 0.3
+
+    def hide(self, loss: Loss) -> RowNoise:
+        """The loss with such gradients."""
+        return row_noise(loss, self.clip, self.noise)
+
+
+class Protect(Table):
+    """What the clients of a simulation do to their gradients."""
+
+    rows: ProtectRows
 
 
 class Privacy(Table):

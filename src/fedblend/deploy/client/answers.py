@@ -9,6 +9,7 @@ then the ledger, before the answer itself.
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedblend.core import PyTree
 from fedblend.deploy import message as messages
 from fedblend.deploy.client import state as states
 from fedblend.deploy.client.executor import Executor, Measured
-from fedblend.deploy.client.ledger import Charge, Ledger
+from fedblend.deploy.client.ledger import Charge, Ledger, row_key
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.policy import Limits, refusal_line
 from fedblend.deploy.message import ENROLLED, Message, encode
@@ -64,6 +65,20 @@ class Job(NamedTuple):
         self.done("begins", message=self.request.kind, round=self.request.round)
         return time.monotonic()
 
+    def with_rows(self, charge: Charge) -> Charge:
+        """A charge with what the work since the last call cost single rows.
+
+        Raises:
+            Refusal: that exceeds the allowance; nothing of the work may leave.
+        """
+        steps = row_steps(self.executor)
+        bare = steps is None and charge.answers > 0
+        found = charge._replace(row_steps=steps or {}, bare_rows=bare)
+        refusal = self.refusal(found)
+        if refusal:
+            raise Refusal(refusal)
+        return found
+
     def charge(self, charge: Charge, started: float, *, over: bool = False) -> None:
         """Write to the ledger what is about to leave the node."""
         experiment, seconds = self.request.experiment, time.monotonic() - started
@@ -92,7 +107,8 @@ def enroll(job: Job) -> bytes:
     params = jax.tree.map(jnp.asarray, as_tree(request.arrays, setup.params))
     cost = _cost(executor) if jax.tree.leaves(executor.join) else Charge()
     started = job.begin(cost)
-    join, state = executor.enroll(params)
+    join, state = jax.block_until_ready(executor.enroll(params))
+    cost = job.with_rows(cost)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(place / "params", pack(params))
     states.write_state(place, ENROLLED, state, job.digest)
@@ -147,6 +163,7 @@ def trained(job: Job) -> tuple[Message, tuple[PyTree, PyTree]]:
     cost = _cost(executor)
     started = job.begin(cost)
     up, after = jax.block_until_ready(executor.update(down, state))
+    cost = job.with_rows(cost)
     states.write_state(place, round, after, job.digest)
     states.remove_old(place, request.base, round)
     ask = _changed_ask(executor, state, after)
@@ -197,6 +214,8 @@ def measure(job: Job) -> bytes:
     else:
         shown = job.permissions.disclosed(measured, counts)
         cost = _cost_of_measures(shown, job.permissions.metric_noise)
+    # A personal model may have been trained for this, on noisy gradients.
+    cost = cost._replace(row_steps=row_steps(executor) or {})
     job.charge(cost, started, over=last)
     sent_models = {split: sorted(models) for split, models in shown.items()}
     audit = job.done("measured", round=round, sent=sent_models, **event)
@@ -207,6 +226,17 @@ def measure(job: Job) -> bytes:
 
 ANSWERS = {"enroll": enroll, "round": train, "measure": measure}
 """By the kind of the message."""
+
+
+def row_steps(executor: Executor) -> Mapping[str, int] | None:
+    """Evaluations of noisy gradients since the last call; None without noise."""
+    hidden, found = executor.setup.hidden, Counter[str]()
+    if hidden is None:
+        return None
+    jax.effects_barrier()  # noise is added, and counted, on the host
+    for share, times in hidden.take_spent().items():
+        found[row_key(hidden.noise, share)] += times
+    return found
 
 
 def _cost(executor: Executor) -> Charge:

@@ -18,7 +18,7 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.core import Up
 from fedblend.deploy.client.executor import ClientSetup
-from fedblend.deploy.client.ledger import epsilon
+from fedblend.theory.gaussian import gaussian_epsilon
 from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.client.policy import Policy, Protect
 from fedblend.deploy.client.preparation import protected
@@ -85,7 +85,7 @@ def audit_node(
 
     @cache
     def promise(factor: float, delta: float) -> float:
-        return epsilon(rounds * setup.squared / factor**2, delta)
+        return gaussian_epsilon(rounds * setup.squared / factor**2, delta)
 
     return judge(
         Games(coins[:, None], seen / protect.clip, np.ones((nodes, 1, rounds))),

@@ -13,7 +13,7 @@ from copy import copy
 from functools import partial
 from itertools import count, islice
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,10 @@ from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators, train_alone
 from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
+
+if TYPE_CHECKING:
+    from fedblend.config.schema.privacy import ProtectRows
+    from fedblend.transforms.row_noise import RowNoise
 
 Measured = dict[str, dict[str, dict[str, float]]]
 """A measure by split, model and metric."""
@@ -88,6 +92,8 @@ class ClientSetup(NamedTuple):
     clients: int | None = None
     """How many the federation has, if that is known here."""
     alone: Alone | None = None
+    hidden: "RowNoise | None" = None
+    """The loss that the algorithm trains on, where noise hides rows."""
 
 
 def rows_of(settings: ClientSettings, contract: Contract) -> dict[str, Shards]:
@@ -130,13 +136,16 @@ def client_setup(
     contract: Contract,
     terms: Mapping[str, Any],
     splits: Mapping[str, Shards],
+    rows: "ProtectRows | None" = None,
 ) -> ClientSetup:
     """The setup of a client with these rows, under the terms of the server.
+
+    ``rows`` is how gradients hide single rows.
 
     Raises:
         ConfigError: the terms do not fit the configuration or the rows.
     """
-    built, config = contract.method(contract.facts(terms, splits)), contract.config
+    built, config = contract.method(contract.facts(terms, splits), rows), contract.config
     capacities = contract.capacities(terms, splits)
     if client >= contract.clients:
         raise ConfigError(
@@ -159,6 +168,7 @@ def client_setup(
         precision=config.run.precision,
         central=contract.central_shapes(),
         alone=alone,
+        hidden=built.hidden,
     )
 
 

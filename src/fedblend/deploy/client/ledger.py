@@ -10,21 +10,23 @@ message that is repeated after another one is counted again.
 
 Noise of z clips on an answer of norm C at most is a Gaussian mechanism: other rows move
 the answer by 2 C. Answers compose to one Gaussian mechanism whose mu^2 is the sum of
-(2 / z)^2, also where the server chooses each request after the answers before (Dong,
-Roth, Su, "Gaussian differential privacy", 2019, arXiv:1905.02383). Its epsilon at a
-delta is exact (Balle, Wang, ICML 2018, arXiv:1805.06530).
+(2 / z)^2, see ``theory.gaussian``. Noise on gradients of rows is counted beside it, for
+one row, in ``row_steps``.
 """
 
 import dataclasses
 import hashlib
 import json
 import time
-from math import erfc, exp, inf, log, pi, sqrt
+from collections import Counter
+from collections.abc import Mapping
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.errors import RunError
 from fedblend.simulation.serialize import WireError, write_atomically
+from fedblend.theory.gaussian import gaussian_epsilon, row_epsilon
 
 FILE = "ledger.json"
 
@@ -35,6 +37,7 @@ class Allowance(NamedTuple):
     experiments: int | None = None
     answers: int | None = None
     epsilon: float | None = None
+    row_epsilon: float | None = None
     delta: float = 1e-6
     measures: int | None = None
     """Of an experiment; ``all_measures`` of all of them."""
@@ -52,6 +55,10 @@ class Charge(NamedTuple):
     squared: float = 0.0
     """mu^2 of the noise on an answer; infinite where there is none."""
     measures_squared: float = 0.0
+    row_steps: Mapping[str, int] = {}
+    """Evaluations of noisy gradients, by ``row_key``."""
+    bare_rows: bool = False
+    """Gradients had no noise for rows."""
 
 
 @dataclasses.dataclass
@@ -87,6 +94,9 @@ class Ledger:
     """The sum of mu^2 of answers with noise, and of measures."""
     measures_squared: float = 0.0
     unprotected_measures: int = 0
+    row_steps: dict[str, int] = dataclasses.field(default_factory=dict)
+    bare_rows: int = 0
+    """Answers whose gradients had no noise for rows."""
     misfits: list[str] = dataclasses.field(default_factory=list)
     """Hashes of descriptions of rows that the node's rows did not fit."""
     accounts: dict[str, Account] = dataclasses.field(default_factory=dict)
@@ -112,13 +122,25 @@ class Ledger:
             if limit is not None and used + wanted > limit:
                 return f"policy {key}: {used:g} so far; allowed: at most {limit:g}"
         if most.epsilon is not None and charge.answers:
-            spent = epsilon(self.squared + charge.squared, most.delta)
+            spent = gaussian_epsilon(self.squared + charge.squared, most.delta)
             if spent > most.epsilon:
                 return (
                     f"policy budget.epsilon: {spent:.4g} with this answer; allowed: at "
                     f"most {most.epsilon:g}"
                 )
+        if most.row_epsilon is not None and charge.row_steps:
+            spent = self.row_epsilon(most.delta, charge.row_steps)
+            if spent > most.row_epsilon:
+                return (
+                    f"policy budget.row_epsilon: {spent:.4g} with this answer; allowed: "
+                    f"at most {most.row_epsilon:g}"
+                )
         return ""
+
+    def row_epsilon(self, delta: float, more: Mapping[str, int] = {}) -> float:
+        """Epsilon of a training row, with the evaluations of a further answer."""
+        both = Counter(self.row_steps) + Counter(more)
+        return row_epsilon({_pair(key): both[key] for key in both}, delta)
 
     def charge(
         self, experiment: str, digest: str, charge: Charge, seconds: float = 0.0
@@ -141,6 +163,9 @@ class Ledger:
             self.squared, self.unprotected = _added(
                 self.squared, self.unprotected, charge.squared, charge.answers
             )
+        for key, steps in charge.row_steps.items():
+            self.row_steps[key] = self.row_steps.get(key, 0) + steps
+        self.bare_rows += charge.bare_rows
         if charge.measures:
             self.measures_squared, self.unprotected_measures = _added(
                 self.measures_squared,
@@ -151,10 +176,12 @@ class Ledger:
 
     def lines(self, delta: float) -> list[str]:
         """The ledger for its operator."""
-        noisy = f"epsilon {epsilon(self.squared, delta):.4g} at delta {delta:g}"
+        noisy = f"epsilon {gaussian_epsilon(self.squared, delta):.4g} at delta {delta:g}"
         spent = f"no guarantee: {self.unprotected} answers without noise"
-        of_rows = f"epsilon {epsilon(self.measures_squared, delta):.4g} of a test row"
+        of_rows = f"epsilon {gaussian_epsilon(self.measures_squared, delta):.4g} of a test row"
         shown = f"no guarantee: {self.unprotected_measures} measurements without noise"
+        of_train = f"epsilon {self.row_epsilon(delta):.4g} of a training row"
+        bare = f"no guarantee: {self.bare_rows} answers without noise for rows"
         totals = (
             f"{self.experiments} experiments, {self.answers} answers from "
             f"{self.rows} rows, {self.measures} measurements, {self.seconds:.0f} s"
@@ -162,6 +189,7 @@ class Ledger:
         return [
             totals,
             f"answers: {spent if self.unprotected else noisy}",
+            f"rows: {of_train if not self.bare_rows else bare}",
             f"measurements: {shown if self.unprotected_measures else of_rows}",
             *(
                 f"{name}: {own.answers} answers, {own.measures} measurements, "
@@ -211,39 +239,14 @@ def shown_ledger(folder: Path, delta: float) -> list[str]:
         raise RunError(f"{folder / FILE}: {error}") from None
 
 
-def epsilon(squared: float, delta: float) -> float:
-    """Epsilon at a delta of a Gaussian mechanism with this mu^2.
-
-    >>> round(epsilon(1.0, 1e-5), 2)
-    4.38
-    """
-    if squared == 0:
-        return 0.0
-    if squared == inf:
-        return inf
-    mu = sqrt(squared)
-
-    def failure(bound: float) -> float:
-        first, second = (_log_above(bound / mu + side * mu / 2) for side in (-1, 1))
-        return exp(first) - exp(bound + second)
-
-    low, high = 0.0, 1.0
-    while failure(high) > delta:
-        low, high = high, 2 * high
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if failure(middle) > delta else (low, middle)
-    return high
+def row_key(noise: float, share: float) -> str:
+    """A key of ``row_steps``: the noise, and the chance of a row, rounded up."""
+    return f"{noise!r} {min(1.0, ceil(share * 1e6) / 1e6)!r}"
 
 
-def _log_above(at: float) -> float:
-    """The logarithm of the chance that a standard normal number is larger.
-
-    Far out it is a lower bound that is right to 1 / at^2: epsilon is never too small.
-    """
-    if at < 30:
-        return log(erfc(at / sqrt(2)) / 2)
-    return -at * at / 2 - log(at + 1 / at) - log(2 * pi) / 2
+def _pair(key: str) -> tuple[float, float]:
+    noise, share = map(float, key.split())
+    return noise, share
 
 
 def _added(total: float, open: int, squared: float, number: int) -> tuple[float, int]:

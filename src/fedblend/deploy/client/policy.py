@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from fedblend.checks import Number
 from fedblend.config.config import Config
 from fedblend.config.imports import import_paths
+from fedblend.config.schema.privacy import ProtectRows
 from fedblend.config.schema.table import (
     Count,
     Index,
@@ -133,6 +134,7 @@ class Budget(Table):
     experiments: Index = 1000
     answers: Index = 100_000
     epsilon: Positive | None = None
+    row_epsilon: Positive | None = None
     delta: Inside = 1e-6
 
 
@@ -141,6 +143,7 @@ class Protect(Table):
 
     clip: Positive | None = None
     noise: NotNegative = 0.0
+    rows: ProtectRows = ProtectRows()
 
     @model_validator(mode="after")
     def _noise_has_a_scale(self) -> "Protect":
@@ -179,6 +182,9 @@ class Policy(Table):
     def _epsilon_needs_noise(self) -> "Policy":
         if self.budget.epsilon is not None and not self.protect.noise:
             raise SettingError("budget.epsilon", "needs protect.noise, which is 0")
+        if self.budget.row_epsilon is not None and not self.protect.rows.noise:
+            wrong = "needs protect.rows.noise, which is 0"
+            raise SettingError("budget.row_epsilon", wrong)
         return self
 
     def import_refusal(self, text: str) -> str | None:
@@ -228,6 +234,11 @@ class Policy(Table):
             if self.protect.clip is not None:
                 allowed += ", which protect.clip does not bound"
             return refusal_line("accept.statistics", "data.raw", "a table", allowed)
+        if self.protect.rows.noise:
+            try:
+                config.require_gradients("policy protect.rows")
+            except SettingError as error:
+                return str(error)
         alone = config.measure.local
         for where, rounds in (("run.rounds", run.rounds), ("measure.local", alone)):
             if rounds is not True and rounds > accept.max_rounds:
@@ -242,6 +253,7 @@ class Policy(Table):
             experiments=self.budget.experiments,
             answers=self.budget.answers,
             epsilon=self.budget.epsilon,
+            row_epsilon=self.budget.row_epsilon,
             delta=self.budget.delta,
             measures=self.metrics.per_experiment,
             all_measures=self.metrics.total,

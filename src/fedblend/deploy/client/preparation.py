@@ -32,7 +32,8 @@ def prepared(
     protect, bound = policy.protect, policy.metrics.bound
     rows = states.fingerprint(splits)
     splits = contract.transformed(terms, splits)
-    setup = client_setup(settings.client, contract, terms, splits)
+    rows_hidden = protect.rows if protect.rows.noise else None
+    setup = client_setup(settings.client, contract, terms, splits, rows_hidden)
     measures = {name: bounded(one, bound) for name, one in setup.measures.items()}
     setup = setup._replace(measures=measures, fingerprint=rows)
     if policy.rows.batches == "secret":
@@ -46,10 +47,12 @@ def protected(setup: ClientSetup, protect: Protect) -> ClientSetup:
     Raises:
         Refusal: the algorithm sends what clipping does not cover.
     """
+    if protect.rows.noise:
+        setup = setup._replace(protection=f"rows {protect.rows} ")
     if protect.clip is None:
         return setup
     clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
-    setup = setup._replace(algorithm=clipped, protection=f"clip {protect.clip}")
+    setup = setup._replace(algorithm=clipped, protection=f"{setup.protection}clip {protect.clip}")
     if not protect.noise:
         return setup
     return setup._replace(

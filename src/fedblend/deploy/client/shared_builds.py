@@ -41,6 +41,5 @@ class SharedBuilds:
         first = self._first.setdefault((terms, agreed), setup)
         while len(self._first) > EXPERIMENTS:
             del self._first[next(iter(self._first))]
-        functions = (first.algorithm, first.measures, first.alone, first.perturb)
-        names = ("algorithm", "measures", "alone", "perturb")
-        return setup._replace(**dict(zip(names, functions, strict=True)))
+        names = ("algorithm", "measures", "alone", "perturb", "hidden")
+        return setup._replace(**{name: getattr(first, name) for name in names})

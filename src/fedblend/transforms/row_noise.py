@@ -1,0 +1,152 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Noise for rows: a loss of which clients get noisy gradients and nothing else.
+
+Of a batch of b rows, with the gradient g_r of row r::
+
+    mean gradient = (1/b) (sum over different rows of clip(g_r) + z C N(0, I))
+    clip(g) = g min(1, C / |g|),    0 where g is not finite
+
+Without a row, or with another gradient of it, the sum moves by at most C: each
+evaluation is a Gaussian mechanism with mu = 1/z for a row that is left out. Whatever an
+algorithm computes from such gradients, over any number of steps and models, has the
+guarantee of all evaluations together, ``theory.privacy.row_epsilon``. The value of the
+loss is NaN, and it has no second derivatives: an algorithm that uses the rows in
+another way does not get an answer.
+
+The noise is the operating system's, see ``transforms.noise``. A row that a batch has
+twice counts once.
+
+Reference: Abadi et al., "Deep learning with differential privacy", CCS 2016. Where this
+differs from the paper: batches have a fixed size, and no secrecy of the batches is
+assumed: what counts is how often a row was in one.
+"""
+
+import dataclasses
+from collections import Counter
+from threading import Lock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.checks import FUNCTION, NOT_NEGATIVE, POSITIVE, gate
+from fedblend.core import Batch, Loss, PyTree
+from fedblend.losses import HiddenLoss
+from fedblend.transforms.noise import on_host, perturb
+
+MOST_NUMBERS = 2**24
+"""Of the gradients of single rows that are in memory at once."""
+
+
+@dataclasses.dataclass(eq=False)
+class RowNoise(HiddenLoss):
+    """A loss with noisy gradients; see the module."""
+
+    loss: Loss
+    clip: float
+    noise: float
+    spent: Counter[float] = dataclasses.field(default_factory=Counter)
+    """Evaluations so far, by the chance that a given row was in the batch."""
+    _lock: Lock = dataclasses.field(default_factory=Lock)
+
+    def objective(self, params: PyTree, batch: Batch) -> jax.Array:
+        """NaN, with a noisy gradient in the parameters."""
+
+        @jax.custom_vjp
+        def hidden(params, batch):
+            del batch
+            return jnp.full((), jnp.nan, jnp.result_type(*jax.tree.leaves(params)))
+
+        def forward(params, batch):
+            return hidden(params, batch), (params, batch)
+
+        def backward(kept, slope):
+            found = self._gradient(*kept)
+            scaled = jax.tree.map(lambda leaf: slope.astype(leaf.dtype) * leaf, found)
+            return scaled, None
+
+        hidden.defvjp(forward, backward)
+        return hidden(params, batch)
+
+    def take_spent(self) -> dict[float, int]:
+        """The evaluations since the last call, which are forgotten here."""
+        with self._lock:
+            found = dict(self.spent)
+            self.spent.clear()
+        return found
+
+    def _gradient(self, params: PyTree, batch: Batch) -> PyTree:
+        size = len(jax.tree.leaves(batch.rows)[0])
+        weights, count, share = jnp.ones(size), jnp.asarray(float(size)), 1.0
+        if batch.mask is not None:
+            weights = batch.mask.astype(weights.dtype)
+            count = jnp.maximum(weights.sum(), 1)
+        if batch.drawn is not None:
+            weights = 1 / _copies(batch.drawn.index)
+            share = 1 - (1 - 1 / batch.drawn.among) ** size
+        total = self._clipped_sum(params, batch.rows, weights)
+        if self.noise:
+            leaves, structure = jax.tree.flatten(total)
+            std = self.noise * self.clip
+            noisy = on_host(self._add_noise, [], leaves, std, share)
+            total = jax.tree.unflatten(structure, noisy)
+        return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+
+    def _clipped_sum(self, params: PyTree, rows: PyTree, weights: jax.Array) -> PyTree:
+        """The sum of clipped gradients, some rows at a time."""
+        size = len(weights)
+        some = min(size, max(1, MOST_NUMBERS // max(trees.size(params), 1)))
+        blocks = -(-size // some)
+
+        def in_blocks(leaf):
+            room = [(0, blocks * some - size), *[(0, 0)] * (leaf.ndim - 1)]
+            return jnp.pad(leaf, room).reshape(blocks, some, *leaf.shape[1:])
+
+        def gradient_of(row):
+            alone = jax.tree.map(lambda leaf: leaf[None], row)
+            return jax.grad(lambda here: self.loss(here, alone)[0])(params)
+
+        def add(total, block):
+            each = jax.vmap(gradient_of)(block[0])
+            norms = jax.vmap(trees.norm)(each)
+            finite = jnp.isfinite(norms)
+            factors = jnp.minimum(1, self.clip / jnp.maximum(norms, self.clip)) * block[1]
+            factors = jnp.where(finite, factors, 0)
+
+            def summed(total, leaf):
+                known = jnp.where(finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+                return total + jnp.tensordot(factors.astype(leaf.dtype), known, 1)
+
+            return jax.tree.map(summed, total, each), None
+
+        blocks_of_all = jax.tree.map(in_blocks, (rows, weights))
+        return jax.lax.scan(add, trees.zeros_like(params), blocks_of_all)[0]
+
+    def _add_noise(
+        self, std: np.ndarray, share: np.ndarray, *leaves: np.ndarray
+    ) -> list[np.ndarray]:
+        with self._lock:
+            self.spent[float(share)] += 1
+        return perturb(leaves, float(std))
+
+
+def _copies(index: jax.Array) -> jax.Array:
+    """How often each entry is in the array."""
+    ordered = jnp.sort(index)
+    ends = (jnp.searchsorted(ordered, index, side=side) for side in ("right", "left"))
+    right, left = ends
+    return (right - left).astype(float)
+
+
+@gate(loss=FUNCTION, clip=POSITIVE, noise=NOT_NEGATIVE)
+def row_noise(loss: Loss, clip: float, noise: float) -> RowNoise:
+    """The loss with gradients that hide single rows.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        clip: the largest norm of the gradient of a row; longer ones are shortened.
+        noise: standard deviation of the noise on the sum over a batch, in clips.
+    """
+    return RowNoise(loss, clip, noise)
