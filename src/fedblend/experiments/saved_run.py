@@ -134,12 +134,18 @@ class SavedRun:
         """The shared model.
 
         Raises:
-            RunError: there is none, as after training alone.
+            RunError: there is none, as after training alone, or a part of it stayed
+                with the clients, as with FedPer.
         """
+        why = None
         if not self.summary["runs"][0]["bits"]["up"]:
+            why = "no client sent anything"
+        elif self.config.algorithm.trains_parts:
+            why = "a part of the model never leaves its client"
+        if why:
             raise RunError(
-                f"{self.folder.path}: no client sent anything, so there is no shared "
-                "model; name a client, whose own model predicts"
+                f"{self.folder.path}: {why}, so there is no shared model; name a "
+                "client, whose own model predicts"
             )
         path = self.folder.model(self._named(seed))
         return run_folder.read_model(path, self.portable.shapes)[0]
