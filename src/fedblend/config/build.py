@@ -48,7 +48,7 @@ _NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal", "until"}
 
 
 class Method(NamedTuple):
-    """What is computed, whoever has the rows."""
+    """What is computed, on any rows."""
 
     model: Model
     loss: Loss
@@ -59,11 +59,11 @@ class Method(NamedTuple):
     smoothness: Smoothness | None
     """The constants of f_i, where the algorithm asks for them and they are known."""
     local_at: Callable[[Any], Algorithm] | None = None
-    """Training alone with so many times its rate, where that is to be tuned."""
+    """Training alone with its rate times a factor, where that rate is tuned."""
 
 
 class BySplit(NamedTuple):
-    """What is computed where seeds have splits, and so constants, of their own.
+    """What is computed where the constants differ by seed, because splits do.
 
     The algorithms are functions of an entry of ``over``, as ``simulate`` takes them.
     """
@@ -101,7 +101,7 @@ class Built(NamedTuple):
     smoothness: Smoothness | None = None
     """The constants of f_i, where the algorithm asks for them and they are known."""
     local_at: Callable[[Any], Algorithm] | None = None
-    """Training alone with so many times its rate, where that is to be tuned."""
+    """Training alone with its rate times a factor, where that rate is tuned."""
 
     @property
     def preprocessing(self) -> "tuple[Preprocessing, ...]":
