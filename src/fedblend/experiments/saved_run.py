@@ -137,12 +137,10 @@ class SavedRun:
             RunError: there is none, as after training alone, or a part of it stayed
                 with the clients, as with FedPer.
         """
-        why = None
-        if not self.summary["runs"][0]["bits"]["up"]:
-            why = "no client sent anything"
-        elif self.config.algorithm.trains_parts:
+        sent = self.summary["runs"][0]["bits"]["up"]
+        if not sent or self.config.algorithm.trains_parts:
             why = "a part of the model never leaves its client"
-        if why:
+            why = why if sent else "no client sent anything"
             raise RunError(
                 f"{self.folder.path}: {why}, so there is no shared model; name a "
                 "client, whose own model predicts"
