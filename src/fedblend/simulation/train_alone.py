@@ -9,7 +9,7 @@ docs/measures.md has the measurement.
 
 Held-out rows are evaluated after 1, 2, 3, ... rounds, in the end after every fifth more
 than before. Training continues for ``least`` rounds, and until twice as many rounds as
-before improve neither the metric by half a percent of its improvement so far, or of the
+before improve neither the metric by 0.2 percent of its improvement so far, or of the
 value itself, nor the loss by a percent of its improvement so far. An accuracy alone may
 stay flat for long while the loss falls, with a rare class or a small rate. ``MOST``
 bounds the time; a trial that ends there was still improving. Then the best round
@@ -44,7 +44,7 @@ LEAST = 20
 """Rounds that are tried at least, however short the run that is compared with."""
 MOST = 20
 """How many times the least are tried at most."""
-LITTLE = 0.005
+LITTLE = 0.002
 """Improvements of the metric by a smaller part end the trial."""
 LITTLE_LOSS = 0.01
 """Likewise, of the loss."""
@@ -149,7 +149,7 @@ def trying(spec: RunSpec, metric: str) -> Run:
 
 
 def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> float:
-    """The factor of the rate with the lowest held-out loss in a short trial.
+    """The factor of the rate with the best held-out score in a short trial.
 
     All ``FACTORS`` train side by side. While the smallest or the largest is the best,
     further ones around it are tried.
@@ -157,7 +157,8 @@ def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> 
     Args:
         spec: of ``without_others``.
         build: from a factor to training alone.
-        metric: decides where there is no loss.
+        metric: decides; a loss may rise from the first round on where the rows of
+            clients are few.
     """
     best, keys, data = 1.0, max(spec.key.size, 1), spec.federations
     ids = measured_ids(spec.measure_on, data[0].clients, spec.key)
@@ -178,8 +179,8 @@ def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> 
         run = trying(dataclasses.replace(spec, algorithm=build, **several), metric)
         run.complete()
         places = np.arange(len(factors) * keys).reshape(-1, keys).tolist()
-        lowest = [max(look.second for look in _seen(run, metric, of)) for of in places]
-        best = float(factors[np.argmax(lowest)])
+        tried = [best_of(_seen(run, metric, of)) for of in places]
+        best = float(factors[tried.index(best_of(tried))])
         if factors[0] < best < factors[-1]:
             break
     return best
