@@ -56,6 +56,8 @@ SHORT = 5
 """They are tried for this part of the rounds, and the least number."""
 CLIENTS = 50
 """By about so many clients at most."""
+NEAR = 0.01
+"""Scores that differ by a smaller part are decided by the loss."""
 BLOCKS = 4
 """And looked at so often."""
 
@@ -180,7 +182,10 @@ def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> 
         run.complete()
         places = np.arange(len(factors) * keys).reshape(-1, keys).tolist()
         tried = [best_of(_seen(run, metric, of)) for of in places]
-        best = float(factors[tried.index(best_of(tried))])
+        top = best_of(tried).score
+        near = [look for look in tried if look.score >= top - NEAR * abs(top)]
+        lowest = max(near, key=lambda look: look.second)
+        best = float(factors[tried.index(lowest)])
         if factors[0] < best < factors[-1]:
             break
     return best
