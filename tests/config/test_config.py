@@ -60,7 +60,8 @@ CASES = {
     "measure.metrics=['acc']": 'measure.metrics.0: "acc" is not loss, accuracy, '
     "balanced_accuracy, auc, average_precision, log_loss, brier, calibration_error, "
     "calibration_gap, mse, rmse, mae, r2 or recall@K",
-    "measure.local_rate=fast": "measure.local_rate: \"fast\" is not a number or 'tune'",
+    "measure.local_rate=fast": 'measure.local_rate: "fast" is not a number or one of '
+    "'tune', 'same'",
     "measure.splits=[]": "measure.splits: [] is not of length 1 or more",
     "version=2": "version: 2 is newer than this fedblend, which reads up to 1; update "
     "fedblend",

@@ -211,10 +211,13 @@ def method(
     options, own = with_rates(config, known, trees.size(params), found_rates)
     algorithm = within(options.build(loss, known, clients, features=model.features))
     alone = config.measure.local and options.name != "local_only"
-    tuned = config.measure.local_rate == "tune"
-    if config.measure.local_rate is not None and not tuned:
-        sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}
+    rate = config.measure.local_rate
+    if isinstance(rate, float):
+        sgd = {"rate": rate, "optimizer": None, "schedule": None}
         own = own.model_copy(update=sgd)
+    # A number of rounds is trained as asked, and theory has its own best rate.
+    usual = config.measure.local is True and config.algorithm.rate != "theory"
+    tuned = rate == "tune" or (rate is None and usual)
 
     def local_at(factor: Any) -> Algorithm:
         return local_only(loss, own.at_rate(factor).work())
