@@ -187,6 +187,16 @@ def test_a_request_is_refused_and_the_audit_says_why(name, victim):
     assert time.monotonic() - started < 5.0 and _memory() - before < 100e6
 
 
+@pytest.mark.parametrize(
+    "more, why", [("a." * 30_000 + "b = 1", "8 parts"), ("#" * 70_000, "65536 bytes")]
+)
+def test_text_is_measured_before_it_is_parsed(more, why, victim):
+    started, before = time.monotonic(), _memory()
+    with pytest.raises(Refused, match=why):
+        victim.begin(f"{more}\n{config()}")
+    assert time.monotonic() - started < 2.0 and _memory() - before < 100e6
+
+
 @pytest.mark.parametrize("name", TERMS)
 def test_terms_are_checked_before_memory_is_allocated(name, victim):
     capacities, key = TERMS[name]

@@ -34,7 +34,7 @@ from fedblend.config.schema.table import (
     within,
 )
 from fedblend.config.schema.tables import LossName, Split
-from fedblend.config.toml import parse
+from fedblend.config.toml import LONGEST, parse
 from fedblend.deploy.client.ledger import Allowance
 from fedblend.deploy.ops.settings import parse_as
 from fedblend.errors import ConfigError, SettingError
@@ -187,6 +187,8 @@ class Policy(Table):
         This comes before any check of the configuration: the keys of an algorithm by
         import path are known only when its module is imported.
         """
+        if len(text.encode()) > LONGEST:
+            raise ConfigError(f"message: a configuration above {LONGEST} bytes")
         content, allowed = parse(text, "message"), self.accept.imports
         for key, name in import_paths(content).items():
             if name not in allowed:
