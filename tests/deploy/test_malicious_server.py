@@ -402,12 +402,24 @@ def test_experiments_without_end_do_not_fill_the_disk(tmp_path):
     ledger = read_ledger(folder)
     assert set(ledger.accounts) == {"experiment1", "experiment3", "experiment5"}
     assert ledger.experiments == 4
-    for account in ledger.accounts.values():
-        account.seen -= 31 * 86400
+    ledger.age += 31 * 86400
     ledger.write(folder)
     attacker.begin(config())
     assert [path.name for path in folder.glob("experiment*")] == ["experiment6"]
     assert [line["event"] for line in attacker.audit()].count("ended") == 4
+
+
+@pytest.mark.parametrize("clock", ["time", "monotonic"])
+@pytest.mark.parametrize("days", [31, -31])
+def test_one_clock_that_jumps_ends_no_experiment(clock, days, tmp_path, monkeypatch):
+    attacker = Attacker(write_node(tmp_path / "node"))
+    attacker.begin(config())
+    real = getattr(time, clock)
+    monkeypatch.setattr(time, clock, lambda: real() + days * 86400)
+    attacker.begin(config())
+    assert "ended" not in [line["event"] for line in attacker.audit()]
+    attacker.experiment = "experiment1"
+    attacker.round(0)
 
 
 def test_the_model_of_an_experiment_that_is_over_stays(tmp_path):
