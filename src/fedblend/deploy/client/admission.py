@@ -184,9 +184,8 @@ class Admission:
         with precision(contract.config.run.precision), _refusing():
             splits = self._rows(policy, contract)
             setup = prepared(self.settings, policy, contract, terms, splits)
-            if not terms.get("constants"):  # those are of this client alone
-                setup = self._shared.common(text, agreed, setup)
-            return Executor(setup)
+            alike = not terms.get("constants")  # those are of this client alone
+            return Executor(self._shared.common(text, agreed, setup, alike))
 
 
 def _stamps(file: Path) -> tuple[tuple[int, int, int], ...]:
