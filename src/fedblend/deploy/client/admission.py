@@ -174,6 +174,8 @@ class Admission:
         rows = executor.train_rows
         _refuse(limits.too_small_for(policy.accept, contract.config, rows))
         with precision(contract.config.run.precision):
+            room = limits.activations(contract, executor.setup.capacities)
+            _refuse(limits.memory_refusal(policy.limits, room, "what layers compute"))
             agreement.agree(self.settings.folder, contract)
         return executor
 

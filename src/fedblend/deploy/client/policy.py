@@ -119,7 +119,7 @@ class Limits(Table):
     parameters: Count = 100_000_000
     layers: Count = 100
     clients: Count = 10_000
-    operations: Positive = 1e14
+    operations: Positive = 1e12
     memory_gb: Positive = 8.0
     disk_gb: Positive = 20.0
     seconds: Positive = 3600.0
