@@ -34,6 +34,7 @@ from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.ledger import FILE, read_ledger
 from fedblend.deploy.message import ENROLLED, Message
 from fedblend.deploy.ops.audit import verify
+from fedblend.deploy.ops.demo import POLICY
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
@@ -151,8 +152,9 @@ TERMS = {
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory) -> Attacker:
-    """A server and the node that it is after."""
-    attacker = Attacker(write_node(tmp_path_factory.mktemp("node") / "victim"))
+    """A server and the node that it is after, with FLIX allowed besides."""
+    home = tmp_path_factory.mktemp("node") / "victim"
+    attacker = Attacker(write_node(home, policy=POLICY))
     attacker.begin(config())
     attacker.begin(config(**HONEST_REQUESTS["apfl"]))
     return attacker

@@ -13,6 +13,7 @@ from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.privacy import Privacy, taking_part
 from fedblend.errors import ConfigError
+from fedblend.registry import OWN_MODEL
 from fedblend.theory.privacy import Guarantee, spent, spent_by_blt, spent_by_tree
 
 SCOPE = (
@@ -122,7 +123,8 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
             'the noise can be recomputed: privacy.noise_from = "seed"',
         ),
         (
-            config.algorithm.entry.sends == ("update",),
+            # Private clients send zeros for their own models.
+            set(config.algorithm.entry.sends) - {OWN_MODEL} == {"update"},
             f"clients of {config.algorithm.name} send more than an update",
         ),
         (
