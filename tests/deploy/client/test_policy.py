@@ -24,13 +24,12 @@ from fedblend.deploy.client.policy import (
     Protect,
     Rows,
     load_policy,
-    sends_updates_only,
 )
 from fedblend.deploy.ops.provision import template
 from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric
-from fedblend.registry import ALGORITHMS
+from fedblend.registry import ALGORITHMS, OWN_MODEL
 
 EXPERIMENT = {
     "version": 1,
@@ -142,15 +141,28 @@ def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
     own = OWN[name] if name in OWN else examples.options(name)
     algorithm = EXPERIMENT["algorithm"] | {"name": name} | own
     config = asked(algorithm=algorithm, measure={"local": False})
-    more = not sends_updates_only(name)
-    assert (Policy().refusal(config) is None) == (not more)
+    more = set(ALGORITHMS[name].sends) - {"update"}
+    refusal, own = Policy().refusal(config), more == {OWN_MODEL}
+    assert (refusal is None) == (not more)
+    assert (str(refusal).startswith("policy accept.own_models: ")) == own
+    agreed = Policy(accept=Accept(own_models=True)).refusal(config)
+    assert (agreed is None) == (not more or own)
+    for accepted in ("any", [name]):
+        assert Policy(accept=Accept(algorithms=accepted)).refusal(config) is None
     built = build(config)
+    join, _ = jax.eval_shape(
+        built.algorithm.enroll,
+        jax.eval_shape(built.model.init, jax.random.key(0)),
+        built.federated_data.train.shard(0),
+        jax.random.key(0),
+    )
+    assert bool(jax.tree.leaves(join)) == (own or "features" in more)
     extra = _extra(built)
     if name in WEIGHTED:
         (weight,) = extra
         assert weight.shape == ()
         extra = []
-    assert (extra == []) == (not more)
+    assert (extra == []) == (not more or own)
 
 
 def _extra(built) -> list:
