@@ -3,12 +3,16 @@
 """Does ``fedblend plan`` name the cheapest solver and 1/p? 4 datasets, 5 prices.
 
     python benchmarks/plan_prices.py [--sets a6a ijcnn1] [--rows 1000] [--out FILE]
+        [--solvers locodl] [--prices 1:0 1:1]
 
-A dense search runs every candidate, with every 1/p of a fine grid, to a certificate of
-EPS, with seeds that no plan has. A run is given up when it costs LOST times the best
-one at every price. For each price the planner chooses by its own trials. Its solver is
-right if it is that of the cheapest run; the ratio of the costs, on the seeds of the
-search, tells what following the plan loses. ``certified`` is the choice without trials.
+A dense search runs every solver, with more k of rand-k and more copies than a plan
+tries and with every 1/p of a fine grid, to a certificate of EPS, with seeds that no
+plan has. A run is given up when it costs LOST times the best one at every price. For
+each price the planner chooses by its own trials. Its solver is right if it is that of
+the cheapest run; the ratio of the costs, on the seeds of the search, tells what
+following the plan loses. ``certified`` is the choice without trials. Search and plan
+may be restricted to some solvers, which tells whether their options are right. Datasets
+that FILE already has are not run again.
 """
 
 import argparse
@@ -23,7 +27,12 @@ from typing import Any
 import jax
 
 from fedblend.config.config import check
-from fedblend.experiments.plan.candidates import Candidate, candidates, config_of
+from fedblend.experiments.plan.candidates import (
+    NAMES,
+    Candidate,
+    candidates,
+    config_of,
+)
 from fedblend.experiments.plan.messages import Ways, ways
 from fedblend.experiments.plan.offers import SEEDS, offers
 from fedblend.experiments.plan.prices import Prices
@@ -42,6 +51,8 @@ PRICES = {
 CLIENTS, L2, ALPHA, EPS = 20, 0.01, 0.5, 1e-6
 GRID = [[2 ** (1 + way * number / 4) for number in range(13)] for way in (1, -1)]
 """1/p in units of the candidate's, up and down from twice that."""
+PARTS, COPIES = (64, 32, 16, 8, 4, 2), (4, 3, 2, 1)
+"""k of rand-k as the dimension, and copies as the clients, divided by these."""
 LOST, MOST = 1.5, 20_000
 
 
@@ -120,11 +131,9 @@ class Search:
         print(f"  {one.name}: {rounds:.1f} rounds, {seconds:.1f} s", flush=True)
         return made
 
-    def all(self) -> None:
+    def all(self, tried: list[Candidate]) -> None:
         """Every candidate, with longer and with shorter 1/p until that is given up."""
-        for one in sorted(
-            candidates(self.found), key=lambda one: one.solver != "scafflix"
-        ):
+        for one in sorted(tried, key=lambda one: one.solver != "scafflix"):
             if one.steps is None:
                 self.run(one)
                 continue
@@ -137,7 +146,11 @@ class Search:
 
 
 def compare(
-    content: dict[str, Any], prices: dict[str, Prices], alpha: float, eps: float
+    content: dict[str, Any],
+    prices: dict[str, Prices],
+    solvers: list[str],
+    alpha: float,
+    eps: float,
 ):
     """The planner's choices on a dataset, and what is really cheapest."""
     found = problem(check(content, content["name"]))
@@ -145,13 +158,18 @@ def compare(
     print(f"{content['name']}: {found.personal.shape[1]} parameters, ", end="")
     print(f"L/mu = {known.L_alpha / known.mu_alpha:.0f}", flush=True)
     search = Search(found, prices, alpha, eps)
-    search.all()
+    dense, among = (
+        [one for one in some if one.solver in solvers]
+        for some in (candidates(found, PARTS, COPIES), candidates(found))
+    )
+    search.all(dense)
     pairs = {}
     for name, of in prices.items():
         pairs[name] = pair = {}
         for way, trials in (("typical", True), ("certified", False)):
             begun = time.perf_counter()
-            chosen = offers(found, eps, alpha=alpha, prices=of, trials=trials)[0]
+            options: Any = {"prices": of, "trials": trials, "among": among}
+            chosen = offers(found, eps, alpha=alpha, **options)[0]
             seconds = time.perf_counter() - begun
             cost = search.run(chosen.candidate)[name]
             pair[way] = {
@@ -184,16 +202,24 @@ def main() -> None:
     parser.add_argument(
         "--prices", nargs="+", default=list(PRICES), choices=list(PRICES)
     )
+    parser.add_argument(
+        "--solvers", nargs="+", default=list(NAMES), choices=list(NAMES)
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     compiled = tempfile.mkdtemp()  # plans of all prices run the same programs
     jax.config.update("jax_compilation_cache_dir", compiled)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     prices = {name: PRICES[name] for name in arguments.prices}
-    results = {
-        name: compare(configuration(name, arguments.rows), prices, ALPHA, EPS)
-        for name in arguments.sets
-    }
+    out: Path | None = arguments.out
+    results = json.loads(out.read_text()) if out and out.exists() else {}
+    for name in arguments.sets:
+        if name not in results:
+            content = configuration(name, arguments.rows)
+            found = compare(content, prices, arguments.solvers, ALPHA, EPS)
+            results[name] = found
+            if out:
+                out.write_text(json.dumps(results, indent=1))
     pairs = [pair for found in results.values() for pair in found["pairs"].values()]
     for way in ("typical", "certified"):
         right = sum(pair[way]["right"] for pair in pairs)
@@ -204,8 +230,6 @@ def main() -> None:
             end="",
         )
         print(f"cheapest in {close}, at most {worst:.2f} x")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

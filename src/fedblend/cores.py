@@ -19,24 +19,24 @@ _missed = 0
 
 
 def wanted() -> int:
-    """Devices to make of the CPU."""
-    said = os.environ.get(VARIABLE, "").strip()
-    if not said:
+    """Number of devices that the CPU is split into."""
+    given = os.environ.get(VARIABLE, "").strip()
+    if not given:
         return len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1
-    if not said.isdecimal() or int(said) < 1:
-        from fedblend.errors import UserError  # NumPy takes its time
+    if not given.isdecimal() or int(given) < 1:
+        from fedblend.errors import UserError  # imports NumPy, which is slow
 
-        raise UserError(VARIABLE, said, "a whole number of at least 1")
-    return int(said)
+        raise UserError(VARIABLE, given, "a whole number of at least 1")
+    return int(given)
 
 
 _LINUX = hasattr(os, "sched_getaffinity")
 
 
 def set_up() -> None:
-    """Have JAX make these devices when it starts, if nobody has told it a number.
+    """Have JAX create these devices when it starts, unless JAX is set up by itself.
 
-    Importing fedblend never fails: a number that is wrong is refused where it is used.
+    Importing fedblend never fails: a wrong number is refused where it is used.
     """
     global _missed
     told = "JAX_NUM_CPU_DEVICES" in os.environ and VARIABLE not in os.environ

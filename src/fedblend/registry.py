@@ -114,12 +114,16 @@ class Entry:
         return inspect.cleandoc((module and module.__doc__) or "")
 
 
+OWN_MODEL = "own model"
+
+
 @dataclasses.dataclass(frozen=True)
 class AlgorithmEntry(Entry):
     """An algorithm by name."""
 
     sends: tuple[str, ...]
-    """What a client sends in a round: "update", "gradients", "losses"; or nothing."""
+    """What a client sends in a round: "update", "gradients", "losses"; or nothing. And
+    ``OWN_MODEL``, where it sends one that it trained alone, at enrollment."""
     new_client: NewClient
     keys: Mapping[str, str]
     """The keys of a configuration for parameters that have another name there."""

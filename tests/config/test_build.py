@@ -145,3 +145,21 @@ def test_every_algorithm_says_what_it_is():
         assert "\n" not in entry.summary
         assert get_args(OPTIONS[name].model_fields["name"].annotation) == (name,)
         assert entry.reference or name == "local_only"
+
+
+def test_training_alone_tunes_its_rate_unless_its_rate_or_rounds_are_given(tiny):
+    theory = {"name": "flix", "rate": "theory", "alpha": 0.5, "steps": 1,
+              "batch_size": "all"}  # fmt: skip
+
+    tiny["run"] = {"rounds": 4}
+
+    def tunes(measure, **algorithm):
+        own = {**tiny, "measure": measure, "model": {"name": "softmax", "l2": 0.1}}
+        own["algorithm"] = algorithm or tiny["algorithm"]
+        return build(check(own, "here")).local_at is not None
+
+    assert tunes({}) and tunes({"local": 2, "local_rate": "tune"})
+    for given in ({"local_rate": "same"}, {"local_rate": 0.3}, {"local": 2}):
+        assert not tunes(given)
+    assert not tunes({"local": False})
+    assert not tunes({}, **theory)

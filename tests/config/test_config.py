@@ -5,6 +5,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -60,13 +61,40 @@ CASES = {
     "measure.metrics=['acc']": 'measure.metrics.0: "acc" is not loss, accuracy, '
     "balanced_accuracy, auc, average_precision, log_loss, brier, calibration_error, "
     "calibration_gap, mse, rmse, mae, r2 or recall@K",
-    "measure.local_rate=fast": "measure.local_rate: \"fast\" is not a number or 'tune'",
+    "measure.local_rate=fast": 'measure.local_rate: "fast" is not a number or one of '
+    "'tune', 'same'",
     "measure.splits=[]": "measure.splits: [] is not of length 1 or more",
     "version=2": "version: 2 is newer than this fedblend, which reads up to 1; update "
     "fedblend",
     "version=0": "version: 0 is not 1",
     "name=1979-05-27": "name: 1979-05-27 is not text",
 }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{many}b = 1",
+        "[{many}b]",
+        "{quoted}b = 1",
+        "{spaced}b = 1",
+        'x = { y = """a"""", {many}b = 1 }',
+        "x = { y = '''a''''', {many}b = 1 }",
+    ],
+)
+def test_keys_of_many_parts_are_not_parsed(text):
+    for name, part in {"many": "a.", "quoted": '"a".', "spaced": "a ."}.items():
+        text = text.replace(f"{{{name}}}", part * 12_000)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="a key has more than 8 parts"):
+        toml.parse(text, "message")
+    assert time.monotonic() - started < 1.0
+
+
+def test_dots_in_texts_comments_and_numbers_are_no_parts():
+    text = '''a.b.c.d.e.f.g.h = "1.2.3.4.5.6.7.8.9.10" # a.b.c.d.e.f.g.h.i.j
+x = ["""a.b.c.d.e.f.g.h.i""", 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5]'''
+    assert len(toml.parse(text, "here")["x"]) == 10
 
 
 @pytest.mark.parametrize("setting", CASES)

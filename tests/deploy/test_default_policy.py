@@ -11,7 +11,7 @@ from configured import experiment
 
 from fedblend.config.config import dump
 from fedblend.deploy.client.admission import node_of
-from fedblend.deploy.ops.demo import _rows, config_of
+from fedblend.deploy.ops.demo import POLICY, _rows, config_of
 from fedblend.deploy.ops.provision import template
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.deploy.server.run import run_server
@@ -26,8 +26,8 @@ def no_figures(monkeypatch):
     monkeypatch.setattr(results, "draw", lambda *arguments: None)
 
 
-def node_with(home: Path, client: int, data: str):
-    (home / "policy.toml").write_text(template("policy.toml"))
+def node_with(home: Path, client: int, data: str, policy: str | None = None):
+    (home / "policy.toml").write_text(policy or template("policy.toml"))
     (home / "node.toml").write_text(
         f'version = 1\nserver = "127.0.0.1:8000"\nclient = {client}\nca = "ca"\n'
         f'key = "key"\nfolder = "state"\npolicy = "policy.toml"\n[data]\n{data}'
@@ -65,7 +65,7 @@ def test_the_experiments_of_the_demonstration_one_after_the_other(tmp_path):
         home = tmp_path / name
         home.mkdir()
         np.savez(home / "rows.npz", inputs=rows["inputs"], targets=rows["targets"])
-        nodes[client] = node_with(home, client, 'file = "rows.npz"\n')
+        nodes[client] = node_with(home, client, 'file = "rows.npz"\n', POLICY)
     for name in ("apfl", "flix"):
         config = config_of(name)
         run = config.run.model_copy(update={"rounds": 1, "every": 1})

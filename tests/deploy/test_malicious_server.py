@@ -35,6 +35,7 @@ from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.ledger import FILE, read_ledger
 from fedblend.deploy.message import ENROLLED, Message
 from fedblend.deploy.ops.audit import verify
+from fedblend.deploy.ops.demo import POLICY
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
@@ -154,8 +155,9 @@ TERMS = {
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory) -> Attacker:
-    """A server and the node that it is after."""
-    attacker = Attacker(write_node(tmp_path_factory.mktemp("node") / "victim"))
+    """A server and the node that it is after, with FLIX allowed besides."""
+    home = tmp_path_factory.mktemp("node") / "victim"
+    attacker = Attacker(write_node(home, policy=POLICY))
     attacker.begin(config())
     attacker.begin(config(**HONEST_REQUESTS["apfl"]))
     return attacker
@@ -188,6 +190,16 @@ def test_a_request_is_refused_and_the_audit_says_why(name, victim):
     last = victim.audit()[-1]
     assert last["event"] == "refused" and key in last["fields"]["reason"]
     assert time.monotonic() - started < 5.0 and _memory() - before < 100e6
+
+
+@pytest.mark.parametrize(
+    "more, why", [("a." * 30_000 + "b = 1", "8 parts"), ("#" * 70_000, "65536 bytes")]
+)
+def test_text_is_measured_before_it_is_parsed(more, why, victim):
+    started, before = time.monotonic(), _memory()
+    with pytest.raises(Refused, match=why):
+        victim.begin(f"{more}\n{config()}")
+    assert time.monotonic() - started < 2.0 and _memory() - before < 100e6
 
 
 @pytest.mark.parametrize("name", TERMS)
@@ -395,12 +407,24 @@ def test_experiments_without_end_do_not_fill_the_disk(tmp_path):
     ledger = read_ledger(folder)
     assert set(ledger.accounts) == {"experiment1", "experiment3", "experiment5"}
     assert ledger.experiments == 4
-    for account in ledger.accounts.values():
-        account.seen -= 31 * 86400
+    ledger.age += 31 * 86400
     ledger.write(folder)
     attacker.begin(config())
     assert [path.name for path in folder.glob("experiment*")] == ["experiment6"]
     assert [line["event"] for line in attacker.audit()].count("ended") == 4
+
+
+@pytest.mark.parametrize("clock", ["time", "monotonic"])
+@pytest.mark.parametrize("days", [31, -31])
+def test_one_clock_that_jumps_ends_no_experiment(clock, days, tmp_path, monkeypatch):
+    attacker = Attacker(write_node(tmp_path / "node"))
+    attacker.begin(config())
+    real = getattr(time, clock)
+    monkeypatch.setattr(time, clock, lambda: real() + days * 86400)
+    attacker.begin(config())
+    assert "ended" not in [line["event"] for line in attacker.audit()]
+    attacker.experiment = "experiment1"
+    attacker.round(0)
 
 
 def test_the_model_of_an_experiment_that_is_over_stays(tmp_path):

@@ -17,11 +17,11 @@ from fedblend.config.build import build
 from fedblend.config.config import check, load
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import results, run_folder
-from fedblend.experiments.run import Step, run_config
+from fedblend.experiments.run import Step, run_config, stages
 from fedblend.experiments.run_folder import Folder
 from fedblend.registry import ALGORITHMS
 from fedblend.report.terminal import show
-from fedblend.simulation import train_alone
+from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.serialize import unpack
 from fedblend.simulation.simulate import simulate
 
@@ -188,7 +188,7 @@ def test_training_alone_is_as_long_as_asked(tiny, tmp_path):
 def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_path):
     tiny["data"] |= {"validation": 0.25}
     tiny["run"]["cohort"] = 1
-    tiny["measure"] |= {"local": True, "splits": ["validation"]}
+    tiny["measure"] |= {"local": True, "local_rate": "same", "splits": ["validation"]}
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (one,) = summary["runs"]
     printed = one["measures"]["validation"]["local"]["accuracy"]["mean"]
@@ -219,7 +219,7 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
 def test_training_alone_that_is_cut_short_is_reported(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(train_alone, "MOST", 1)
     monkeypatch.setattr(train_alone, "LITTLE", -1.0)
-    tiny["measure"] |= {"local": True, "metrics": ["loss"]}
+    tiny["measure"] |= {"local": True, "local_rate": "same", "metrics": ["loss"]}
     warned: list[str] = []
     summary = run_config(
         check(tiny, "here"), tmp_path / "out", on_warning=warned.append
@@ -238,8 +238,9 @@ def test_a_tuned_rate_of_training_alone_is_reported(
     monkeypatch.setattr(train_alone, "TRIES", 1)
     tiny["run"]["seed"] = [3, 5]
     tiny["algorithm"]["rate"] = 0.0003
-    tiny["measure"] |= {"local": True, "local_rate": "tune", "metrics": ["loss"]}
+    tiny["measure"] |= {"local": True, "metrics": ["loss"]}
     if of_splits:
+        tiny["measure"]["local_rate"] = "tune"
         tiny["model"]["l2"] = 0.1
         tiny["run"]["cohort"] = 6
         tiny["algorithm"] = {"name": "flix", "rate": "theory", "alpha": 0.5, "steps": 1,
@@ -254,8 +255,29 @@ def test_a_tuned_rate_of_training_alone_is_reported(
     assert len(again) <= 1  # once for all seeds
 
 
+def test_a_rate_is_tuned_once_and_stays_in_the_checkpoint(tiny, tmp_path, monkeypatch):
+    """By default; a run that goes on, and one that shares it, take it from there."""
+    asked = iter([3.0])
+    monkeypatch.setattr(train_alone, "tune_rate", lambda *arguments: next(asked))
+    tiny["measure"] |= {"local": True, "metrics": ["loss"]}
+    config, first, second = check(tiny, "here"), tmp_path / "first", tmp_path / "second"
+
+    def stop(step):
+        raise Stop
+
+    with pytest.raises(Stop):
+        run_config(config, first, on_step=stop)
+    second.mkdir()
+    checkpoint.copy(*(Folder(at).checkpoint("trial") for at in (first, second)), {})
+    for place in (first, second):
+        runs = stages(config, build(config), Folder(place), "loss")
+        assert runs["local"].budget is not None
+        assert runs["local"].budget.rate == 3
+
+
 def test_the_folder(tiny, tmp_path):
-    tiny["measure"] |= {"local": True, "metrics": ["loss", "recall@3"]}
+    tiny["measure"] |= {"local": True, "local_rate": "same"}
+    tiny["measure"]["metrics"] = ["loss", "recall@3"]
     tiny["run"]["seed"] = [3, 5]
     out = tmp_path / "out"
     config = check(tiny, "here")

@@ -15,7 +15,7 @@ import pytest
 import fedblend as fb
 from fedblend.cli import main
 from fedblend.config.build import build
-from fedblend.config.config import check
+from fedblend.config.config import check, dump
 from fedblend.errors import RunError
 from fedblend.experiments import personal_models, results
 from fedblend.experiments.run import run_config
@@ -84,6 +84,33 @@ def test_training_alone_has_no_shared_model(blended, tmp_path, capsys):
         said = capsys.readouterr()
         assert said.out == "" and line in said.err and said.err.count("\n") == 1
     assert not (tmp_path / "run" / "exports" / "shared.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "whole"),
+    [
+        ("fedper", {"head": ["weight"]}, False),
+        ("partial", {"personal": ["weight"]}, False),
+        ("partial", {"personal": ["weight"], "personal_steps": 0}, True),
+        ("fedbabu", {"head": ["weight"], "tuning_steps": 1}, True),
+    ],
+    ids=["fedper", "partial", "not trained", "fedbabu"],
+)
+def test_a_model_that_misses_the_clients_part_is_refused(
+    blended, tmp_path, name, options, whole
+):
+    """A run whose folder says that it is of another algorithm."""
+    shutil.copytree(blended[0], tmp_path / "run")
+    tables = copy.deepcopy(TINY)
+    tables["algorithm"] |= {"name": name, **options}
+    tables["run"] |= {"seed": [3, 5]}
+    (tmp_path / "run" / "config.toml").write_text(dump(check(tables, "here")))
+    saved = fb.load(tmp_path / "run")
+    if whole:
+        assert len(jax.tree.leaves(saved.shared())) == 2
+        return
+    with pytest.raises(RunError, match="run: a part of the model never leaves its cl"):
+        saved.predict(np.zeros((2, 64), np.float32), shared=True)
 
 
 def test_outputs_are_those_of_the_model(blended):

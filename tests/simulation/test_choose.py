@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.simulation.average_arms import average_costs, can_average
-from fedblend.simulation.choose import GUARD, REASONS, finite_arms
+from fedblend.simulation.average_arms import (
+    average_costs,
+    can_average,
+    weighted_costs,
+)
+from fedblend.simulation.choose import GUARD, REASONS, by_other_folds, finite_arms
 from fedblend.simulation.cross_validate import Arm
+from fedblend.simulation.shrinkage import Scores
 
 DIM, ALIKE, ROUNDS, KEY = 4, 8, 20, jax.random.key(3)
 GRID = (1.0, 0.0, 0.5)
@@ -118,7 +123,7 @@ def in_folds(metric, scale=1.0):
         arm._replace(costs=[scale * rows for rows in arm.costs]) for arm in found.arms
     ]
     parts = fb.data.folds(federated_data(), 4)
-    return average_costs(arms, found.weights, parts, metric) is not None
+    return average_costs(arms, np.stack([found.weights] * 4), parts, metric) is not None
 
 
 @pytest.mark.slow
@@ -197,6 +202,37 @@ def test_methods_are_arms_by_name():
     assert all(decision.expected.max() < 0 for decision in found.decisions)
     shared = [found.arms[1].personal(client) for client in (0, 1)]
     np.testing.assert_array_equal(*shared)
+
+
+def test_what_a_fold_states_is_chosen_by_the_others():
+    """Rows of a fold change what all folds but this one decide."""
+    rng = np.random.default_rng(0)
+    costs = rng.gamma(1.0, 1.0, (6, 3, 4, 2))  # clients, folds, rows, arms
+    other = costs.copy()
+    other[:, 1] *= [1.0, 50.0]
+
+    def decided(each):
+        clients = [Scores(own.reshape(-1, 2), 8, deployed=12) for own in each]
+        unknown = Scores(np.zeros((0, 2)), 1, deployed=2)
+        return by_other_folds([*clients, unknown], (0,), GUARD, 3)
+
+    for fold, (one, two) in enumerate(zip(decided(costs), decided(other), strict=True)):
+        same = [np.array_equal(a.best, b.best) for a, b in zip(one, two, strict=True)]
+        assert all(same) if fold == 1 else not any(same)
+
+
+def test_costs_by_weights_of_each_fold_against_loops():
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.ones(2), (3, 2))  # 3 folds, 2 clients
+    costs = [[rng.random(6), rng.random(0)] for _ in range(2)]
+    arms = [Arm(str(i), of, None) for i, of in enumerate(costs)]  # type: ignore[arg-type]
+    found = weighted_costs(arms, weights)
+    expected = [
+        sum(weights[row // 2, 0, arm] * costs[arm][0][row] for arm in range(2))
+        for row in range(6)
+    ]
+    np.testing.assert_allclose(found[0], expected)
+    assert found[1].shape == (0,)
 
 
 def test_an_arm_that_diverged_is_nobodys_choice():

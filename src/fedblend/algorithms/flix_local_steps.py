@@ -35,7 +35,7 @@ from fedblend.core import Algorithm, Loss
 from fedblend.errors import UserError
 from fedblend.local import OPTIMIZER, WORK, Work
 from fedblend.mixing import MIXING, Mixing
-from fedblend.registry import SOLVES, algorithm
+from fedblend.registry import OWN_MODEL, SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
 
 RULES = {
@@ -48,7 +48,7 @@ RULES = {
 }
 
 
-@algorithm(new_client=SOLVES)
+@algorithm(sends=("update", OWN_MODEL), new_client=SOLVES)
 @gate(**RULES)
 def flix_local_steps(
     loss: Loss,
@@ -79,7 +79,13 @@ def flix_local_steps(
     return flix(loss, method, alpha=alpha, local=personal, smooth=smooth, mix=mix)
 
 
-@algorithm(name="flix", builder=flix, new_client=SOLVES, theory=True)
+@algorithm(
+    name="flix",
+    builder=flix,
+    sends=("update", OWN_MODEL),
+    new_client=SOLVES,
+    theory=True,
+)
 @gate(**RULES)
 def flix_by_gradients(
     loss: Loss,

@@ -40,11 +40,13 @@ from fedblend.compress.compressor import COMPRESSOR, Compressor
 from fedblend.core import Algorithm, Loss
 from fedblend.local import WORK, Work
 from fedblend.mixing import MIXING, Mixing
-from fedblend.registry import SOLVES, algorithm
+from fedblend.registry import OWN_MODEL, SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
 
 
-@algorithm(new_client=SOLVES, theory=True, coin=True, encodes=True)
+@algorithm(
+    sends=("update", OWN_MODEL), new_client=SOLVES, theory=True, coin=True, encodes=True
+)
 @gate(
     **WORK,
     alpha=ALPHA,

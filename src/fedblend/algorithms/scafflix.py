@@ -63,7 +63,7 @@ from fedblend.errors import UserError
 from fedblend.local import Work, descend_times, is_theory, own_rates
 from fedblend.losses import gradient
 from fedblend.mixing import MIXING, Mixing
-from fedblend.registry import SOLVES, algorithm
+from fedblend.registry import OWN_MODEL, SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
 from fedblend.theory.local_training import scafflix_rates
 
@@ -79,7 +79,13 @@ class ScafflixClient(NamedTuple):
     new: jax.Array
 
 
-@algorithm(new_client=SOLVES, theory=True, own_rates=True, coin=True)
+@algorithm(
+    sends=("update", OWN_MODEL),
+    new_client=SOLVES,
+    theory=True,
+    own_rates=True,
+    coin=True,
+)
 @gate(
     loss=FUNCTION,
     work=own_rates,

@@ -197,20 +197,16 @@ def predict(
     fedblend federation predict node.toml --data new.csv --out predictions.csv
     """
     require_extra()
-    import csv
-    import io
-
     from fedblend.deploy.client.predict import predict_rows
     from fedblend.deploy.ops.settings import client_at
+    from fedblend.experiments.run_folder import csv_text
 
     found = predict_rows(client_at(settings, client), data, experiment)
-    text = io.StringIO()
-    lines = [["prediction"], *([value] for value in found.values)]
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    text = csv_text(["prediction"], ([value] for value in found.values))
     if out is None:
-        typer.echo(text.getvalue(), nl=False)
+        typer.echo(text, nl=False)
     else:
-        out.write_text(text.getvalue())
+        out.write_text(text)
     screen.note(
         f"{len(found.values)} rows by the model of experiment {found.experiment} after "
         f"round {found.round}"

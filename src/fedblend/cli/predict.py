@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend predict``: predictions for the rows of a table."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +60,7 @@ def predict(
     """
     from fedblend.errors import RunError
     from fedblend.experiments.predict import predict_file
-    from fedblend.experiments.run_folder import write_text
+    from fedblend.experiments.run_folder import csv_text, write_text
     from fedblend.experiments.saved_run import load
 
     if out is not None and not out.parent.is_dir():
@@ -77,12 +75,9 @@ def predict(
     else:
         found = predict_file(model, table, imports=imports)
     columns = found.columns(probabilities)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
+    text = csv_text(columns, zip(*columns.values(), strict=True))
     if out is None:
-        typer.echo(text.getvalue(), nl=False)
+        typer.echo(text, nl=False)
         return
-    write_text(out, text.getvalue())
+    write_text(out, text)
     screen.say(f"predictions: {out} ({len(found.labels)} rows)")

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend show``: the results of a run."""
 
-import csv
-import io
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +67,7 @@ def _print(
 ) -> None:
     """Print a run for other programs."""
     from fedblend.errors import RunError
-    from fedblend.experiments.run_folder import as_json
+    from fedblend.experiments.run_folder import as_json, csv_text
     from fedblend.report.records import tidy
 
     if format is Format.json:
@@ -79,9 +77,6 @@ def _print(
         lines = tidy(rows)
     except (KeyError, TypeError, AttributeError):
         raise RunError(f"{folder}: its results are damaged") from None
-    text = io.StringIO()
     columns = list(dict.fromkeys(name for line in lines for name in line))
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    typer.echo(text.getvalue(), nl=False)
+    cells = ([line.get(name, "") for name in columns] for line in lines)
+    typer.echo(csv_text(columns, cells), nl=False)

@@ -160,7 +160,7 @@ def _print(found: "Tuned") -> None:
 def _print_choice(found: "Choice") -> None:
     import numpy as np
 
-    from fedblend.simulation.choose import REASONS
+    from fedblend.simulation.choose import RANGE, REASONS
 
     table = screen.table("arm", "folds", "test", "clients", right=0)
     validated, test = found.cross_validation, found.test
@@ -181,9 +181,12 @@ def _print_choice(found: "Choice") -> None:
         count = found.reasons.count(why)
         if count:
             console.print(f"{count} clients: {said}.")
+    harm = found.harm.mean()
+    low, high = (f"{times * harm:.4f}" for times in RANGE)
     console.print(
-        f"Expected harm of what clients deploy: {found.harm.mean():.4f}, mean over "
-        "clients, below the better of training alone and the shared model."
+        f"Expected harm of what clients deploy: {harm:.4f}, mean over clients, against "
+        "the better of training alone and the shared model. The real one is likely "
+        f"between {low} and {high}."
     )
 
 

@@ -50,7 +50,7 @@ _NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal", "until"}
 
 
 class Method(NamedTuple):
-    """What is computed, whoever has the rows."""
+    """What is computed, on any rows."""
 
     model: Model
     loss: Loss
@@ -61,13 +61,13 @@ class Method(NamedTuple):
     smoothness: Smoothness | None
     """The constants of f_i, where the algorithm asks for them and they are known."""
     local_at: Callable[[Any], Algorithm] | None = None
-    """Training alone with so many times its rate, where that is to be tuned."""
+    """Training alone with its rate times a factor, where that rate is tuned."""
     hidden: "RowNoise | None" = None
     """The loss that the algorithm trains on, where noise hides rows."""
 
 
 class BySplit(NamedTuple):
-    """What is computed where seeds have splits, and so constants, of their own.
+    """What is computed where the constants differ by seed, because splits do.
 
     The algorithms are functions of an entry of ``over``, as ``simulate`` takes them.
     """
@@ -105,7 +105,7 @@ class Built(NamedTuple):
     smoothness: Smoothness | None = None
     """The constants of f_i, where the algorithm asks for them and they are known."""
     local_at: Callable[[Any], Algorithm] | None = None
-    """Training alone with so many times its rate, where that is to be tuned."""
+    """Training alone with its rate times a factor, where that rate is tuned."""
     hidden: "RowNoise | None" = None
     """The loss that the algorithm trains on, where noise hides rows."""
 
@@ -223,10 +223,13 @@ def method(
         options.build(hidden or loss, known, clients, features=model.features)
     )
     alone = config.measure.local and options.name != "local_only"
-    tuned = config.measure.local_rate == "tune"
-    if config.measure.local_rate is not None and not tuned:
-        sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}
+    rate = config.measure.local_rate
+    if isinstance(rate, float):
+        sgd = {"rate": rate, "optimizer": None, "schedule": None}
         own = own.model_copy(update=sgd)
+    # A number of rounds is trained as asked, and theory has its own best rate.
+    usual = config.measure.local is True and config.algorithm.rate != "theory"
+    tuned = rate == "tune" or (rate is None and usual)
 
     def local_at(factor: Any) -> Algorithm:
         return local_only(loss, own.at_rate(factor).work())

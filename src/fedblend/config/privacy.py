@@ -13,6 +13,7 @@ from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.privacy import Privacy, taking_part
 from fedblend.errors import ConfigError
+from fedblend.registry import OWN_MODEL
 from fedblend.theory.privacy import Guarantee, spent, spent_by_blt, spent_by_tree
 
 SCOPE = (
@@ -42,7 +43,8 @@ EXAMINED = {
     ),
     "federation": (
         "deadline resend attempts quorum spare longest_update longest_rest "
-        "largest_answer norm_ratio weight_ratio max_rows secure secure_bits secure_clip"
+        "largest_answer norm_ratio clip_ratio weight_ratio max_rows secure secure_bits "
+        "secure_clip"
     ),
 }
 """By table: the keys for which ``_conditions`` has what privacy needs of them."""
@@ -105,8 +107,8 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
     That clients send an update and nothing else, that one size of cohort is planned
     with, and that the server is linear where noise is correlated, ``dp_fedavg``,
     ``dp_ftrl`` and ``dp_blt`` refuse to run without. They also draw noise and cohorts
-    from the same source. A federation does not apply ``norm_ratio`` to private runs,
-    and uniform weights are below ``weight_ratio``.
+    from the same source. A federation applies ``norm_ratio`` and ``clip_ratio`` to no
+    private runs, and uniform weights are below ``weight_ratio``.
     """
     run, central, compress = config.run, config.central, config.compress
     federation = config.federation or Federation()
@@ -121,7 +123,8 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
             'the noise can be recomputed: privacy.noise_from = "seed"',
         ),
         (
-            config.algorithm.entry.sends == ("update",),
+            # Private clients send zeros for their own models.
+            set(config.algorithm.entry.sends) - {OWN_MODEL} == {"update"},
             f"clients of {config.algorithm.name} send more than an update",
         ),
         (

@@ -16,7 +16,7 @@ PARTITION = Instance(Iterable, "a list with the row numbers of each client")
 
 
 def row_numbers(key: str, partition: Iterable[Any], rows: PyTree) -> list[np.ndarray]:
-    """The clients' row numbers; what does not number these rows is refused.
+    """The row numbers of each client, checked against the rows.
 
     Args:
         key: names the partition in an error.
@@ -26,8 +26,8 @@ def row_numbers(key: str, partition: Iterable[Any], rows: PyTree) -> list[np.nda
     leaves = jax.tree.leaves(rows)
     lengths = {np.shape(leaf)[:1] for leaf in leaves}
     if len(lengths) != 1 or () in lengths:
-        said = f"arrays of shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
-        raise UserError("federate: rows", rows, "a tree of arrays over all rows", said)
+        seen = f"arrays of shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
+        raise UserError("federate: rows", rows, "a tree of arrays over all rows", seen)
     ((count,),) = lengths
     parts = [np.asarray(part) for part in partition]
     if not parts:
@@ -35,12 +35,12 @@ def row_numbers(key: str, partition: Iterable[Any], rows: PyTree) -> list[np.nda
     for client, part in enumerate(parts):
         numbers = part.dtype.kind in "iu" or not part.size
         if part.ndim != 1 or not numbers:
-            said = f"{shown(part)} of client {client}"
-            raise UserError(key, part, "a list of row numbers", said)
+            seen = f"{shown(part)} of client {client}"
+            raise UserError(key, part, "a list of row numbers", seen)
         outside = part[(part < 0) | (part >= count)]
         if outside.size:
-            said = f"row {outside[0]} of client {client}"
-            raise UserError(key, part, f"in [0, {count - 1}], the rows there are", said)
+            seen = f"row {outside[0]} of client {client}"
+            raise UserError(key, part, f"in [0, {count - 1}], the rows there are", seen)
     return parts
 
 

@@ -150,6 +150,21 @@ class Contract:
         return jax.eval_shape(self.model.init, jax.random.key(0))
 
     @cached_property
+    def kept_bytes(self) -> int:
+        """Bytes of a row that a gradient of the model keeps between its layers."""
+        apply, (inputs, _) = self.model.apply, self.row
+
+        def backward(params, batch):
+            return jax.vjp(lambda own: apply(own, batch), params)[1]
+
+        def kept(rows: int) -> int:
+            batch = jax.ShapeDtypeStruct((rows, *inputs.shape), inputs.dtype)
+            found = jax.tree.leaves(jax.eval_shape(backward, self.params, batch))
+            return sum(leaf.size * leaf.dtype.itemsize for leaf in found)
+
+        return kept(3) - kept(2)
+
+    @cached_property
     def base(self) -> PyTree:
         """Shapes and dtypes of the frozen base that the parameters change, if any."""
         if self.config.adapt is None:

@@ -33,7 +33,7 @@ def work_alone(config: Config) -> dict[str, Any] | None:
         return None
     options, central, lies = config.algorithm, config.central, config.attack
     work = set(LocalWork.model_fields)
-    if config.measure.local_rate not in (None, "tune"):
+    if isinstance(config.measure.local_rate, float):
         work -= RATE
     return {
         "data": config.data.model_dump(),

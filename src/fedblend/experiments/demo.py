@@ -67,8 +67,8 @@ METHODS = {
 }
 
 
-def _alone(loss: Loss) -> fb.Algorithm:
-    return fb.local_only(loss, SLOW)
+def _alone(loss: Loss) -> Callable[[Any], fb.Algorithm]:
+    return lambda factor: fb.local_only(loss, SLOW._replace(optimizer=0.3 * factor))
 
 
 def _fedavg(loss: Loss) -> fb.Algorithm:
@@ -84,7 +84,7 @@ def _apfl(loss: Loss) -> fb.Algorithm:
     return fb.apfl(loss, SLOW, alpha=0.75, alpha_rate=0.001, held_out=0.2)
 
 
-RUNS: dict[str, tuple[str, Callable[[Loss], fb.Algorithm]]] = {
+RUNS: dict[str, tuple[str, Callable[[Loss], Any]]] = {
     "alone": ("Every client trains alone", _alone),
     "FedAvg": ("FedAvg trains a shared model, clients fine-tune it", _fedavg),
     "FLIX": ("FLIX mixes a shared model with the clients' own", _flix),

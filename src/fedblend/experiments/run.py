@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, named_by_key
+from fedblend.core import Algorithm
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import bound, certified, results, run_folder
+from fedblend.experiments.alone import STAGES
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.figures import USUAL
 from fedblend.report.measures import in_order
@@ -240,7 +242,8 @@ def stages(
             if built.local_at is not None:
                 # Constants of splits decide on the rate alone, which is tuned.
                 own = dataclasses.replace(own, over=None)
-                factor, own = train_alone.tune_rate(own, built.local_at, metric)
+                factor = _tuned_rate(own, built.local_at, folder, metric)
+                own = dataclasses.replace(own, algorithm=built.local_at(factor))
             if isinstance(alone, bool):
                 runs["trial"] = train_alone.trying(stored("trial", own), metric)
             else:
@@ -250,6 +253,17 @@ def stages(
         spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
         runs["federated"] = set_up(stored("federated", spec))
     return runs
+
+
+def _tuned_rate(
+    spec: RunSpec, build: Callable[[Any], Algorithm], folder: Folder, metric: str
+) -> float:
+    """The factor of the rate, from a checkpoint if there is one."""
+    for stage in STAGES:
+        path = folder.checkpoint(stage)
+        if path.exists():
+            return float(checkpoint.read_about(path).get("rate", 1.0))
+    return train_alone.tune_rate(spec, build, metric)
 
 
 def advance(
@@ -278,7 +292,9 @@ def advance(
         blocks = train_alone.prolonged(run, metric, rounds)
     elif stage == "local" and "trial" in runs:
         train_alone.of_best_length(run, runs["trial"], metric, rounds)
-    path, text = folder.checkpoint(stage), dump(config)
+    path, about = folder.checkpoint(stage), {"config": dump(config)}
+    if stage in STAGES and (budget := runs["local"].budget) is not None:
+        about["rate"] = repr(budget.rate)
 
     def report() -> None:
         if stage == "federated" and run.records:
@@ -290,7 +306,7 @@ def advance(
         checkpoint.restore(path, run)
         report()
     for _ in blocks:
-        checkpoint.save(path, run, {"config": text})
+        checkpoint.save(path, run, about)
         report()
 
 

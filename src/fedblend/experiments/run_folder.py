@@ -125,11 +125,31 @@ def write_text(path: Path, text: str) -> None:
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a CSV file, whole: a line for each row, with the columns of the first."""
+    names = list(rows[0])
+    lines = ([row.get(name, "") for name in names] for row in rows)
+    write_text(path, csv_text(names, lines))
+
+
+def csv_text(names: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
+    """The text of a CSV file, which spreadsheets show and do not compute.
+
+    Names and labels come from others: a text that begins as a formula does gets an
+    apostrophe before it. Numbers stay as they are.
+    """
     text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_text(path, text.getvalue())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([_harmless(cell) for cell in line] for line in (names, *lines))
+    return text.getvalue()
+
+
+def _harmless(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def write_metrics(folder: Folder, run: Results, seeds: list[int]) -> None:

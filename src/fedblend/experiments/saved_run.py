@@ -134,12 +134,16 @@ class SavedRun:
         """The shared model.
 
         Raises:
-            RunError: there is none, as after training alone.
+            RunError: there is none, as after training alone, or a part of it stayed
+                with the clients, as with FedPer.
         """
-        if not self.summary["runs"][0]["bits"]["up"]:
+        sent = self.summary["runs"][0]["bits"]["up"]
+        if not sent or self.config.algorithm.trains_parts:
+            why = "a part of the model never leaves its client"
+            why = why if sent else "no client sent anything"
             raise RunError(
-                f"{self.folder.path}: no client sent anything, so there is no shared "
-                "model; name a client, whose own model predicts"
+                f"{self.folder.path}: {why}, so there is no shared model; name a "
+                "client, whose own model predicts"
             )
         path = self.folder.model(self._named(seed))
         return run_folder.read_model(path, self.portable.shapes)[0]

@@ -89,7 +89,7 @@ def average_costs(
 
     Args:
         arms: whose models are averaged.
-        weights: [clients, arms].
+        weights: [folds, clients, arms], of the models without each fold.
         parts: the folds.
         metric: which decides.
     """
@@ -99,7 +99,7 @@ def average_costs(
         measured(
             (
                 mean_model(models_of(arms, client, fold), own)
-                for client, own in enumerate(weights)
+                for client, own in enumerate(weights[fold])
             ),
             part.splits["validation"],
             metric,
@@ -107,12 +107,24 @@ def average_costs(
         for fold, part in enumerate(parts)
     ]
     costs = [cost_sign(metric) * rows for rows in joined(found)]
+    bounds = weighted_costs(arms, weights)
     beyond = [
-        rows.mean() - own @ [arm.costs[client].mean() for arm in arms]
-        for client, (rows, own) in enumerate(zip(costs, weights, strict=True))
+        (rows - bound).mean()
+        for rows, bound in zip(costs, bounds, strict=True)
         if rows.size
     ]
     return costs if np.mean(beyond) <= ROUNDING else None
+
+
+def weighted_costs(arms: Sequence[Arm], weights: np.ndarray) -> Costs:
+    """What models of arms cost on each row, means by weights [folds, clients, arms]."""
+
+    def of_client(client: int) -> np.ndarray:
+        costs = np.stack([arm.costs[client] for arm in arms])
+        parts = zip(weights, np.split(costs, len(weights), axis=1), strict=True)
+        return np.concatenate([own[client] @ rows for own, rows in parts])
+
+    return [of_client(client) for client in range(weights.shape[1])]
 
 
 def can_average(models: Sequence[PyTree]) -> bool:

@@ -56,12 +56,12 @@ def read_about(path: Path) -> dict[str, str]:
 
 
 def copy(path: Path, to: Path, about: Mapping[str, str]) -> None:
-    """Put a checkpoint in another place, with other words of the caller's."""
+    """Put a checkpoint in another place, with some other words of the caller's."""
     try:
         arrays, words = unpack(path.read_bytes())
     except WireError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
-    words["about"] = json.dumps(dict(about))
+    words["about"] = json.dumps({**json.loads(words["about"]), **about})
     write_atomically(to, pack_named(arrays, words))
 
 

@@ -34,6 +34,7 @@ from fedblend.simulation.average_arms import (
     mean_model,
     measured,
     models_of,
+    weighted_costs,
 )
 from fedblend.simulation.cross_validate import (
     Arm,
@@ -52,6 +53,9 @@ FOLDS = 5
 GUARD = 0.5
 """What one point of expected harm counts, in points of the expected metric, for the
 single arm of a client."""
+RANGE = 0.2, 3.0
+"""Times the expected harm: between them lay the real one of four of five generated
+federations. Few clients have most of it, and which ones they are is chance."""
 WEIGHT = Number(least=0)
 REASONS = {
     "own rows": "better on its own rows than what is best for clients of its size",
@@ -69,7 +73,8 @@ class Choice(NamedTuple):
     ``chosen`` are places in ``arms``, over clients: the single best arm, with all the
     weight where models cannot be averaged. ``decisions`` have every client's
     beliefs: expected costs of all arms, expected harm, the chance of each to be best.
-    ``harm`` is the expected harm of what every client deploys.
+    ``harm`` is the expected harm of what every client deploys; in each fold it is that
+    of what the rows of other folds chose.
     ``reasons`` are keys of ``REASONS``. ``common`` is the arm of the best mean over
     clients. ``references`` are the arms against which harm counts. ``federation`` is
     what the server learned, from means over clients.
@@ -212,6 +217,7 @@ def choose_arms(
     if isinstance(references, str):
         raise UserError("references", references, "a list of names")
     metric = _deciding(spec.measure, by)
+    measure = spec.measure[metric]
     parts = split_folds(data, SEVERAL("folds", folds))
     if not parts[0].validates:
         raise ValueError(
@@ -229,18 +235,66 @@ def choose_arms(
         found += by_alpha(spec, parts, metric, alphas)
     named = _references([arm.name for arm in found], alphas is not None, references)
     usable = finite_arms(found, named)
-    found = _decided(usable, named, data, folds, guard, metric, spec.measure[metric])
-    best = np.stack([decision.best for decision in found.decisions])
-    average = average_costs(usable, best, parts, spec.measure[metric])
-    if average is None:
-        return found
-    # The average is one more arm, whose harm is believed from its own rows.
-    as_arm = usable[0]._replace(name="average", costs=average)
-    believed = _decided(
-        [*usable, as_arm], named, data, folds, guard, metric, spec.measure[metric]
+    found = _decided(usable, named, data, folds, guard, metric, measure)
+    known, places = _scores(usable, data, folds, measure), found.references
+    others = by_other_folds(known, places, guard, folds)
+    best, *of_folds = (
+        np.array([one.best for one in of]) for of in (found.decisions, *others)
     )
-    harm = np.array([decision.harm[-1] for decision in believed.decisions])
-    return found._replace(weights=best, harm=harm)
+    costs = average_costs(usable, np.stack(of_folds), parts, measure)
+    if costs is None:
+        single = [[one.arm for one in of] for of in others]
+        costs = weighted_costs(usable, np.eye(len(usable))[single])
+    else:
+        found = found._replace(weights=best)
+    # In each fold the others' rows chose: rows that chose a model flatter it.
+    rivals = [usable[place] for place in places]
+    both = [*rivals, usable[0]._replace(name="deployed", costs=costs)]
+    believed = _believed(
+        _scores(both, data, folds, measure), range(len(rivals)), guard
+    )[1]
+    return found._replace(harm=np.array([one.harm[-1] for one in believed]))
+
+
+def _scores(
+    arms: Sequence[Arm], data: FederatedData, folds: int, measure: Metric
+) -> list[Scores]:
+    """What clients know of arms, counted from the least cost of a row."""
+    least = least_cost(measure, [arm.costs for arm in arms])
+    return [
+        Scores(
+            np.stack([arm.costs[client] for arm in arms], axis=1) - least,
+            trained=int(count - count // folds),
+            deployed=int(count),
+        )
+        for client, count in enumerate(data.train.counts)
+    ]
+
+
+def by_other_folds(
+    clients: Sequence[Scores], references: Sequence[int], guard: float, folds: int
+) -> list[tuple[Decision, ...]]:
+    """What clients decide without the rows of each fold."""
+
+    def without(client: Scores, fold: int) -> Scores:
+        parts = np.split(client.costs, folds)
+        return client._replace(costs=np.concatenate(parts[:fold] + parts[fold + 1 :]))
+
+    return [
+        _believed([without(one, fold) for one in clients], references, guard)[1]
+        for fold in range(folds)
+    ]
+
+
+def _believed(
+    clients: Sequence[Scores], references: Sequence[int], guard: float
+) -> tuple[Federation, tuple[Decision, ...]]:
+    """What the server learns, and what clients decide."""
+    federation = shrinkage.learn(clients)
+    beliefs = (shrinkage.posterior(one, federation) for one in clients)
+    return federation, tuple(
+        shrinkage.decide(one, references, guard) for one in beliefs
+    )
 
 
 def _decided(
@@ -254,26 +308,14 @@ def _decided(
 ) -> Choice:
     """The decision of every client for one arm, from the costs of all."""
     least = least_cost(measure, [arm.costs for arm in arms])
-    clients = [
-        Scores(
-            np.stack([arm.costs[client] for arm in arms], axis=1) - least,
-            trained=int(count - count // folds),
-            deployed=int(count),
-        )
-        for client, count in enumerate(data.train.counts)
-    ]
+    clients = _scores(arms, data, folds, measure)
     names = [arm.name for arm in arms]
     places = tuple(names.index(name) for name in references)
-    federation = shrinkage.learn(clients)
-
-    def decide(client: Scores) -> Decision:
-        belief = shrinkage.posterior(client, federation)
-        found = shrinkage.decide(belief, places, guard)
-        return found._replace(expected=found.expected + least)
-
-    decisions = tuple(map(decide, clients))
-    unseen = [client._replace(costs=client.costs[:0]) for client in clients]
-    by_size = [decide(client).unguarded for client in unseen]
+    federation, found = _believed(clients, places, guard)
+    decisions = tuple(one._replace(expected=one.expected + least) for one in found)
+    unseen = (client._replace(costs=client.costs[:0]) for client in clients)
+    priors = (shrinkage.posterior(one, federation) for one in unseen)
+    by_size = [shrinkage.decide(one, places, guard).unguarded for one in priors]
     means = np.mean([decision.expected for decision in decisions], axis=0)
     chosen = np.array([decision.arm for decision in decisions])
     return Choice(

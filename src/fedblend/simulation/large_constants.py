@@ -97,6 +97,7 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
         return program_of(arguments[:static], structure, shapes, x64)(*given)
 
     call.cache_info = program_of.cache_info  # pyright: ignore
+    call.cache_clear = program_of.cache_clear  # pyright: ignore
     return call
 
 

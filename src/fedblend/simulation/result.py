@@ -155,8 +155,8 @@ def still_improving(alone: Mapping[str, Any] | None) -> list[str]:
     return [
         f"training alone still improved after {alone['tried']} rounds, the most that "
         f"are tried; the comparison is with {alone['rounds']} rounds and may favor the "
-        'federation; measure.local = N trains for more, measure.local_rate = "tune" '
-        "tries larger rates"
+        "federation; measure.local = N trains for more, measure.local_rate = X at "
+        "another rate"
     ]
 
 

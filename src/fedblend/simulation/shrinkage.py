@@ -44,8 +44,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-PRIOR_ROWS = 30.0
-"""As many rows count for the mean covariance in each client's covariance of rows."""
+PRIOR_ROWS = 1 / 3
+"""As many rows for each pair of arms count for the mean covariance in each client's
+covariance of rows. Three arms need few, and clients differ: where many rows train the
+arms, they hardly differ, and so do their costs."""
 PRIOR_CLIENTS = 3.0
 """As many clients count for a multiple of the covariance of rows in B."""
 PRIOR_SLOPE = 1.0
@@ -189,7 +191,8 @@ def fold_posterior(client: Scores, federation: Federation) -> Posterior:
     if not rows:
         return Posterior(prior, between)
     means, off = client.relative(level)
-    sampling = (off.T @ off + PRIOR_ROWS * within) / (rows - 1 + PRIOR_ROWS) / rows
+    pull = PRIOR_ROWS * within.size
+    sampling = (off.T @ off + pull * within) / (rows - 1 + pull) / rows
     # In coordinates where B is the identity and S diagonal, all of it is scalars.
     root = np.linalg.cholesky(between)
     noise, turn = np.linalg.eigh(

@@ -9,13 +9,14 @@ docs/measures.md has the measurement.
 
 Held-out rows are evaluated after 1, 2, 3, ... rounds, in the end after every fifth more
 than before. Training continues for ``least`` rounds, and until twice as many rounds as
-before improve neither the metric by half a percent of its improvement so far, or of the
+before improve neither the metric by 0.2 percent of its improvement so far, or of the
 value itself, nor the loss by a percent of its improvement so far. An accuracy alone may
 stay flat for long while the loss falls, with a rare class or a small rate. ``MOST``
 bounds the time; a trial that ends there was still improving. Then the best round
 counts, by the metric.
 
-With a small rate the bound comes first. ``tune_rate`` tries further rates beforehand.
+With a small rate the bound comes first. ``tune_rate`` tries further rates beforehand:
+the rate that is best in a few rounds is one with which most rounds are good.
 """
 
 import dataclasses
@@ -43,14 +44,22 @@ LEAST = 20
 """Rounds that are tried at least, however short the run that is compared with."""
 MOST = 20
 """How many times the least are tried at most."""
-LITTLE = 0.005
+LITTLE = 0.002
 """Improvements of the metric by a smaller part end the trial."""
 LITTLE_LOSS = 0.01
 """Likewise, of the loss."""
 FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 """What the rate is multiplied by, to tune it."""
 TRIES = 4
-"""How often these are tried, while the largest is the best."""
+"""How often these are tried, while the smallest or the largest is the best."""
+SHORT = 5
+"""They are tried for this part of the rounds, and the least number."""
+CLIENTS = 50
+"""By about so many clients at most."""
+NEAR = 0.01
+"""Scores that differ by a smaller part are decided by the loss."""
+BLOCKS = 4
+"""And looked at so often."""
 
 
 class Look(NamedTuple):
@@ -100,7 +109,8 @@ def train_alone(
     )
     own, rate = without_others(asked), 1.0
     if callable(algorithm) and asked.over is None:
-        rate, own = tune_rate(own, algorithm, metric)
+        rate = tune_rate(own, algorithm, metric)
+        own = dataclasses.replace(own, algorithm=algorithm(rate))
     trial = trying(own, metric)
     for _ in prolonged(trial, metric, rounds):
         pass
@@ -140,20 +150,25 @@ def trying(spec: RunSpec, metric: str) -> Run:
     return set_up(own)
 
 
-def tune_rate(
-    spec: RunSpec, build: Callable[[Any], Algorithm], metric: str
-) -> tuple[float, RunSpec]:
-    """The factor of the rate with the lowest held-out loss, and the run with it.
+def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> float:
+    """The factor of the rate with the best held-out score in a short trial.
 
-    All ``FACTORS`` train side by side for the least number of rounds. While the largest
-    is the best, further ones around it are tried.
+    All ``FACTORS`` train side by side. While the smallest or the largest is the best,
+    further ones around it are tried.
 
     Args:
         spec: of ``without_others``.
         build: from a factor to training alone.
-        metric: decides where there is no loss.
+        metric: decides; a loss may rise from the first round on where the rows of
+            clients are few.
     """
     best, keys, data = 1.0, max(spec.key.size, 1), spec.federations
+    ids = measured_ids(spec.measure_on, data[0].clients, spec.key)
+    ids = ids[:: -(-len(ids) // CLIENTS)]
+    rounds = least_rounds(spec.rounds // SHORT)
+    spec = dataclasses.replace(
+        spec, cohort=ids, measure_on=ids, rounds=rounds, every=rounds // BLOCKS
+    )
     for _ in range(TRIES):
         factors = best * np.array(FACTORS)
         several = {"over": factors}
@@ -166,13 +181,14 @@ def tune_rate(
         run = trying(dataclasses.replace(spec, algorithm=build, **several), metric)
         run.complete()
         places = np.arange(len(factors) * keys).reshape(-1, keys).tolist()
-        best = max(
-            zip(factors, places, strict=True),
-            key=lambda of: max(look.second for look in _looks(run, metric, of[1])),
-        )[0]
-        if best < factors[-1]:
+        tried = [best_of(_seen(run, metric, of)) for of in places]
+        top = best_of(tried).score
+        near = [look for look in tried if look.score >= top - NEAR * abs(top)]
+        lowest = max(near, key=lambda look: look.second)
+        best = float(factors[tried.index(lowest)])
+        if factors[0] < best < factors[-1]:
             break
-    return float(best), dataclasses.replace(spec, algorithm=build(float(best)))
+    return best
 
 
 def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
@@ -201,7 +217,13 @@ def of_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
     return run
 
 
-def _looks(run: Run, metric: str, replicas: Iterable[int] | None = None) -> list[Look]:
+def _looks(run: Run, metric: str) -> list[Look]:
+    """The scores of a run after the rounds that count."""
+    wanted = {0, *takewhile(lambda at: at <= run.round, looks())}
+    return [look for look in _seen(run, metric) if look.round in wanted]
+
+
+def _seen(run: Run, metric: str, replicas: Iterable[int] | None = None) -> list[Look]:
     """The scores of a run, from its records; the mean over clients and seeds.
 
     Args:
@@ -209,14 +231,11 @@ def _looks(run: Run, metric: str, replicas: Iterable[int] | None = None) -> list
         metric: which metric.
         replicas: of which seeds; all of them if None.
     """
-    metrics = run.evidence.metrics
+    metrics, found = run.evidence.metrics, []
     names = (metric, "loss" if "loss" in metrics else metric)
-    wanted, found = {0, *takewhile(lambda at: at <= run.round, looks())}, []
     for block in zip(
         *map(run.history, replicas or range(run.replicas or 1)), strict=True
     ):
-        if block[0].round not in wanted:
-            continue
         seen = [record.measures["validation"]["personal"] for record in block]
         means = [float(np.mean([of[name].mean for of in seen])) for name in names]
         scores = map(score, (metrics[name] for name in names), means)

@@ -25,13 +25,12 @@ from fedblend.deploy.client.policy import (
     Protect,
     Rows,
     load_policy,
-    sends_updates_only,
 )
 from fedblend.deploy.ops.provision import template
 from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric
-from fedblend.registry import ALGORITHMS
+from fedblend.registry import ALGORITHMS, OWN_MODEL
 
 EXPERIMENT = {
     "version": 1,
@@ -143,18 +142,32 @@ def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
     own = OWN[name] if name in OWN else examples.options(name)
     algorithm = EXPERIMENT["algorithm"] | {"name": name} | own
     config = asked(algorithm=algorithm, measure={"local": False})
-    more = not sends_updates_only(name)
-    bare = Policy(protect=Protect(rows=ProtectRows(noise=0.0)))
-    assert (bare.refusal(config) is None) == (not more)
+    more = set(ALGORITHMS[name].sends) - {"update"}
+    bare = Protect(rows=ProtectRows(noise=0.0))
     hidden = ALGORITHMS[name].reads == "gradients" and "lbfgs" not in str(own)
-    assert (Policy().refusal(config) is None) == (not more and hidden)
+    refusal, own = Policy(protect=bare).refusal(config), more == {OWN_MODEL}
+    assert (refusal is None) == (not more)
+    assert (str(refusal).startswith("policy accept.own_models: ")) == own
+    agreed = Policy(protect=bare, accept=Accept(own_models=True)).refusal(config)
+    assert (agreed is None) == (not more or own)
+    for accepted in ("any", [name]):
+        accept = Accept(algorithms=accepted)
+        assert Policy(protect=bare, accept=accept).refusal(config) is None
+        assert (Policy(accept=accept).refusal(config) is None) == hidden
     built = build(config)
+    join, _ = jax.eval_shape(
+        built.algorithm.enroll,
+        jax.eval_shape(built.model.init, jax.random.key(0)),
+        built.federated_data.train.shard(0),
+        jax.random.key(0),
+    )
+    assert bool(jax.tree.leaves(join)) == (own or "features" in more)
     extra = _extra(built)
     if name in WEIGHTED:
         (weight,) = extra
         assert weight.shape == ()
         extra = []
-    assert (extra == []) == (not more)
+    assert (extra == []) == (not more or own)
 
 
 def _extra(built) -> list:

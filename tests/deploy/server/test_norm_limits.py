@@ -18,11 +18,11 @@ from problems import classes
 COUNTS = (3, 1, 4)
 
 
-def _longer(algorithm, part: str):
-    """An algorithm whose client 1 sends a part of its reply a million times as long."""
+def _longer(algorithm, part: str, times: float = 1e6):
+    """An algorithm whose client 1 sends a part of its reply so many times as long."""
 
     def longer(tree, shard):
-        by = 1.0 + (shard.id == 1) * 1e6
+        by = 1.0 + (shard.id == 1) * times
         return jax.tree.map(lambda leaf: leaf * by, tree)
 
     def enroll(params, shard, key):
@@ -161,3 +161,51 @@ def test_a_claim_of_many_rows_makes_no_dictator(tmp_path):
     believing = server.rules._replace(weight_ratio=None)
     weights = Coordinator(setup, server.peers, believing).weights
     assert weights.tolist() == counts["train"].tolist()
+
+
+def _tenth(folder, times: float, how=fb.fedavg, **rules):
+    """The length of a round's step, and notes; one of ten sends a longer update."""
+    on = classes((4,) * 10)
+    loopback = LoopbackFederation(
+        _longer(how(on.loss, WORK), "delta", times),
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        folder,
+        rounds=1,
+        cohort=10,
+        **rules,
+    )
+    server = loopback.server()
+    while server.round < 1:
+        server.step()
+    moves = jax.tree.map(lambda new, old: new - old, server.shared, on.params)
+    length = float(np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(moves))))
+    return length, [fields for event, fields in loopback.notes if event == "clipped"]
+
+
+def test_one_of_ten_is_clipped_and_named(tmp_path):
+    honest, _ = _tenth(tmp_path / "honest", 0.0, clip_ratio=3.0)
+    alone, unseen = _tenth(tmp_path / "alone", 80.0)
+    clipped, noted = _tenth(tmp_path / "clipped", 80.0, clip_ratio=3.0)
+    assert alone > 5 * honest and not unseen
+    assert clipped < 1.5 * honest
+    (about,) = noted
+    assert about["client"] == 1 and about["norm"] > 20 * about["counted"]
+
+
+def test_what_memories_must_agree_on_is_not_clipped(tmp_path):
+    plain, _ = _tenth(tmp_path / "plain", 10.0, fb.scaffold)
+    same, noted = _tenth(tmp_path / "same", 10.0, fb.scaffold, clip_ratio=3.0)
+    assert plain == same and not noted
+
+
+def test_the_bound_follows_the_newest_norms():
+    history = NormHistory(None, clip=3.0)
+    first = {0: (1.0,), 1: (9.0,)}
+    assert not history.settle(first) and not history.bounds(first)  # too few to tell
+    second = {0: (1.0,), 1: (4.0,), 2: (3.0,)}
+    assert not history.settle(second) and history.bounds(second) == {}
+    many = {client: (0.1,) for client in range(11)} | {11: (1.0,)}
+    history.settle(many)
+    assert history.bounds(many) == {11: pytest.approx(0.3)}

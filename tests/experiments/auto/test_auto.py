@@ -14,7 +14,7 @@ from fedblend.data.dataset import DataError
 from fedblend.data.datasets.hospitals import write_table
 from fedblend.errors import InputError
 from fedblend.experiments import run_folder
-from fedblend.experiments.auto import candidates, comparison
+from fedblend.experiments.auto import candidates, comparison, decision
 from fedblend.experiments.auto.comparison import Screen
 from fedblend.report.page.content import page_content
 
@@ -122,6 +122,7 @@ def test_page_and_files_judge_by_the_criterion(interrupted):
     content = page_content([folder])
     assert content["verdict"] == interrupted[0].verdict
     assert [run["label"] for run in content["runs"]] == ["FedAvg", "local only"]
+    assert not any(run["settings"] for run in content["runs"])  # no section "Sweep"
     (pair,) = content["differences"]
     state = run_folder.read_json(folder / "auto.json")
     ends = [pair["mean_gain"], pair["low"], pair["high"]]
@@ -213,6 +214,18 @@ def test_a_method_that_there_is_no_time_for_is_named(tmp_path, monkeypatch):
     assert "There was no time for" in what and "FLIX, which may be better" in what
 
 
+def test_a_folder_without_a_verdict_is_read_again(tmp_path, monkeypatch):
+    """There is no page then, and none is looked for."""
+    monkeypatch.setattr(comparison, "SPLITS", 3)
+    monkeypatch.setattr(comparison, "untrained", lambda *_: {"local_only": "a test"})
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    for _ in range(2):
+        (what,) = fb.auto(columns(4), **asked, minutes=1e-6, quiet=True).verdict
+        assert "No run, configuration or page is written" in what
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"auto.json", "results.csv", "table.csv"}
+
+
 def test_a_leak_is_said_before_training_and_on_top(tmp_path):
     """A column that equals the target: on the console first, once."""
     table, lines = columns(6), []
@@ -269,3 +282,32 @@ def test_one_unlike_client_is_named(tmp_path):
     found = fb.auto(table, **asked, minutes=10)
     assert found.verdict[0].startswith("Deploy")
     assert "site 7" in found.verdict[1] and "site 6" not in found.verdict[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flix", "hierarchical"])
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_every_run_has_the_scores_of_the_verdict(kind, name, tmp_path, monkeypatch):
+    """Whichever method is the candidate: rounds end at the models of the verdict."""
+    monkeypatch.setattr(comparison, "SPLITS", 3)
+    monkeypatch.setattr(decision, "choose", lambda *_: (name, [name]))
+    table = columns(12, 60)
+    score = sum(table[f"x{place}"] * slope for place, slope in enumerate(SLOPE))
+    score = score + np.random.default_rng(1).normal(size=len(score))
+    if kind == "regression":
+        table["outcome"] = score.round(4)
+    else:
+        table["outcome"] = np.array(["low", "middle", "high"])[
+            np.digitize(score, [-1.5, 1.5])
+        ]
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    found = fb.auto(table, **asked, minutes=10, quiet=True)
+    state = run_folder.read_json(found.folder / "auto.json")
+    kept = {path.name for path in (found.folder / "runs").iterdir()}
+    assert state["kind"] == kind and kept == {"local_only", "fedavg", name}
+    for method in kept:
+        runs = found.run(method).summary["runs"]
+        tested = [run["measures"]["test"]["personal"] for run in runs]
+        for metric, value in state["methods"][method]["metrics"].items():
+            mean = np.mean([one[metric]["mean"] for one in tested])
+            assert mean == pytest.approx(value, rel=1e-5), (method, metric)

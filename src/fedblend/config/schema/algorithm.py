@@ -99,6 +99,10 @@ TYPES[MIXING] = one_word(MIXING.allowed) | Names
 TYPES[solvers.SOLVER] = one_of(map(_solver_table, SOLVERS), "solver")
 
 
+FIXED = ("fedbabu", "ffa_lora")
+"""Settings of ``partial`` in which the part that stays is not trained."""
+
+
 class Options(LocalWork):
     """What every algorithm takes: the clients' local work.
 
@@ -115,6 +119,12 @@ class Options(LocalWork):
     def mixes(self) -> bool:
         """Whether the algorithm mixes a shared with a personal model."""
         return "alpha" in self.entry.parameters
+
+    @property
+    def trains_parts(self) -> bool:
+        """Whether every client trains a part of the model that it never sends."""
+        never = self.name in FIXED or getattr(self, "personal_steps", None) == 0
+        return "partial" in (self.name, self.entry.preset_of) and not never
 
     @model_validator(mode="after")
     def _can_be_built(self) -> "Options":

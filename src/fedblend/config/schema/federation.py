@@ -20,6 +20,7 @@ class Federation(Table):
     longest_rest: Positive | None = None
     largest_answer: Count | None = None
     norm_ratio: Positive | None = 100.0
+    clip_ratio: Positive | None = 3.0
     weight_ratio: Annotated[float, within(Number(least=1))] | None = 3.0
     max_rows: Count = 1_000_000
     secure: bool = False

@@ -175,7 +175,7 @@ class LocalWork(Table):
         )
 
     def at_rate(self, factor: float | jax.Array) -> "LocalWork":
-        """The same work with so many times its rate."""
+        """The same work with its rate times a factor."""
         rule: Any = self.optimizer if self.rate is None else self.rate
         if isinstance(rule, OptimizerTable):
             own = rule.model_copy(update={"rate": rule.rate * factor})

@@ -208,7 +208,7 @@ class Measure(Table):
     splits: Annotated[list[Split], Field(min_length=1)] | None = None
     on: Count | Annotated[list[Index], Field(min_length=1)] | None = None
     local: bool | Count = True
-    local_rate: Positive | Literal["tune"] | None = None
+    local_rate: Positive | Literal["tune", "same"] | None = None
     metrics: Annotated[list[Metric], Field(min_length=1)] | None = None
 
 

@@ -47,7 +47,7 @@ class Table(NamedTuple):
     """The columns that are the index of a pandas table."""
     notes: tuple[str, ...] = ()
     array: bool = False
-    """Whether it is an array, whose columns have no names of their own."""
+    """Whether it is an array, whose columns have no names."""
 
     @property
     def rows(self) -> int:

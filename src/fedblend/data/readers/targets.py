@@ -15,7 +15,7 @@ from fedblend.data.readers.tables import Table, column_of
 NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}
 """Texts that are no label, nor the name of a client; "-" and "?" may well be."""
 MOST_CLASSES = 10
-"""So many different whole numbers in a table may be classes; more are quantities."""
+"""Up to this many different whole numbers are classes; more are quantities."""
 
 
 def labels_of(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -174,6 +174,8 @@ class Admission:
         rows = executor.train_rows
         _refuse(limits.too_small_for(policy.accept, contract.config, rows))
         with precision(contract.config.run.precision):
+            room = limits.activations(contract, executor.setup.capacities)
+            _refuse(limits.memory_refusal(policy.limits, room, "what layers compute"))
             agreement.agree(self.settings.folder, contract)
         return executor
 
@@ -184,9 +186,8 @@ class Admission:
         with precision(contract.config.run.precision), _refusing():
             splits = self._rows(policy, contract)
             setup = prepared(self.settings, policy, contract, terms, splits)
-            if not terms.get("constants"):  # those are of this client alone
-                setup = self._shared.common(text, agreed, setup)
-            return Executor(setup)
+            alike = not terms.get("constants")  # those are of this client alone
+            return Executor(self._shared.common(text, agreed, setup, alike))
 
 
 def _stamps(file: Path) -> tuple[tuple[int, int, int], ...]:

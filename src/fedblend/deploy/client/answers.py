@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +79,14 @@ class Job(NamedTuple):
         if refusal:
             raise Refusal(refusal)
         return found
+
+    def look_at_clock(self, started: float) -> None:
+        """Refuse to go on with a request that takes too long; the ledger counts it."""
+        limit, seconds = self.permissions.allowance.seconds, time.monotonic() - started
+        if limit is not None and seconds > limit:
+            self.charge(Charge(), started)
+            found, most = f"{seconds:.1f} s", f"at most {limit:g} s"
+            raise Refusal(refusal_line("limits.seconds", "a request", found, most))
 
     def charge(self, charge: Charge, started: float, *, over: bool = False) -> None:
         """Write to the ledger what is about to leave the node."""
@@ -202,7 +211,9 @@ def measure(job: Job) -> bytes:
     write_atomically(place / states.MODEL, pack(model, metadata))
     if last and setup.alone is not None:
         arrays, _ = unpack((place / "params").read_bytes())
-        alone, budget = executor.train_alone(as_tree(arrays, setup.params))
+        alone, budget = executor.train_alone(
+            as_tree(arrays, setup.params), partial(job.look_at_clock, started)
+        )
         for split, values in alone.items():
             measured[split]["local"] = values
         event["rounds_alone"] = budget.rounds

@@ -236,22 +236,28 @@ class Executor:
         )
         return model, jax.tree.map(float, measured)
 
-    def train_alone(self, params: PyTree) -> tuple[dict[str, dict[str, float]], Budget]:
+    def train_alone(
+        self, params: PyTree, look: Callable[[], None] = lambda: None
+    ) -> tuple[dict[str, dict[str, float]], Budget]:
         """``{split: {metric: value}}`` of training alone, and the number of rounds.
 
-        With a configured number of rounds this is the simulator's training alone; the
-        best number a node can only choose on its own rows.
+        ``look`` is called after every round and may raise, where time is over. With a
+        configured number of rounds this is the simulator's training alone; the best
+        number a node can only choose on its own rows.
         """
         assert self.setup.alone is not None
         alone = self.setup.alone
         budget = (
-            self._best(params, alone) if alone.rounds is None else Budget(alone.rounds)
+            self._best(params, alone, look)
+            if alone.rounds is None
+            else Budget(alone.rounds)
         )
         only = Executor(self.setup._replace(algorithm=alone.algorithm, alone=None))
-        number, state = next(islice(only._states_alone(params), budget.rounds, None))
+        states = only._states_alone(params, look)
+        number, state = next(islice(states, budget.rounds, None))
         return only._measure_alone(number, state), budget
 
-    def _best(self, params: PyTree, alone: Alone) -> Budget:
+    def _best(self, params: PyTree, alone: Alone, look: Callable[[], None]) -> Budget:
         """The best number of rounds on validation rows, or held-out training rows."""
         setup, room = self.setup, self.setup.capacities
         data = FederatedData(setup.splits["train"], setup.splits.get("validation"))
@@ -263,7 +269,7 @@ class Executor:
         trial = Executor(setup._replace(algorithm=alone.algorithm, alone=None))
         least = train_alone.least_rounds(alone.least)
         looks, at, wanted = [], 0, train_alone.looks()
-        for number, state in trial._states_alone(params):
+        for number, state in trial._states_alone(params, look):
             if number < at:
                 continue
             values = trial._measure_alone(number, state)["validation"]
@@ -279,12 +285,15 @@ class Executor:
                 break
         return train_alone.chosen(looks, least, "its own rows", alone.metric)
 
-    def _states_alone(self, params: PyTree) -> Iterator[tuple[int, PyTree]]:
+    def _states_alone(
+        self, params: PyTree, look: Callable[[], None]
+    ) -> Iterator[tuple[int, PyTree]]:
         """The state after 0, 1, 2, ... rounds in which the server sends nothing."""
         _, state = self.enroll(params)
         for number in count():
             yield number, state
-            _, state = self.update(_empty_down(number), state)
+            _, state = jax.block_until_ready(self.update(_empty_down(number), state))
+            look()
 
     def _measure_alone(self, number: int, state: PyTree) -> dict[str, dict[str, float]]:
         _, measured = self.measure(Deployment(_empty_down(number)), state)

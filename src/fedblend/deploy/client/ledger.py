@@ -68,6 +68,8 @@ class Account:
     began: float = 0.0
     seen: float = 0.0
     """When its newest message came, in seconds since 1970."""
+    age: float = 0.0
+    """That of the ledger then."""
     answers: int = 0
     measures: int = 0
     seconds: float = 0.0
@@ -77,6 +79,10 @@ class Account:
     """The digest of the newest request that was counted."""
     over: bool = False
     """The server stopped it or measured for the last time, and asked no more since."""
+
+
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.time()
 
 
 @dataclasses.dataclass
@@ -99,6 +105,10 @@ class Ledger:
     """Answers whose gradients had no noise for rows."""
     misfits: list[str] = dataclasses.field(default_factory=list)
     """Hashes of descriptions of rows that the node's rows did not fit."""
+    age: float = 0.0
+    """Seconds that passed by both clocks since the ledger began."""
+    clocks: tuple[float, float] = dataclasses.field(default_factory=_clocks)
+    """Since the machine started, and since 1970, when ``age`` was counted."""
     accounts: dict[str, Account] = dataclasses.field(default_factory=dict)
 
     def account(self, experiment: str) -> Account:
@@ -107,6 +117,13 @@ class Ledger:
             self.experiments += 1
             self.accounts[experiment] = Account(began=time.time())
         return self.accounts[experiment]
+
+    def count_age(self) -> float:
+        """Its age, counted to now; a clock that is set, or a restart, adds nothing."""
+        now = _clocks()
+        self.age += max(0.0, min(n - b for n, b in zip(now, self.clocks, strict=True)))
+        self.clocks = now
+        return self.age
 
     def refusal(self, allowance: Allowance, experiment: str, charge: Charge) -> str:
         """Why a request is refused, in one line; empty if it is not."""
@@ -147,7 +164,7 @@ class Ledger:
     ) -> None:
         """Count a request that was answered, unless it is the newest one again."""
         own = self.account(experiment)
-        own.seen, own.over = time.time(), False
+        own.seen, own.age, own.over = time.time(), self.count_age(), False
         own.seconds += seconds
         own.longest = max(own.longest, seconds)
         self.seconds += seconds

@@ -21,7 +21,6 @@ from fedblend.core import PyTree
 from fedblend.deploy.client.policy import Accept, Limits, refusal_line
 from fedblend.deploy.contract import Contract
 from fedblend.local import MOST_ORDERED
-from fedblend.simulation import train_alone
 
 REPEATED = (
     *("steps", "epochs", "inner_steps", "head_steps", "adapt_steps"),
@@ -81,19 +80,27 @@ def terms_too_large(
             "limits.capacity_rows", "capacities", capacity, f"at most {most}"
         )
     cost, allowed = operations(contract, capacity), f"at most {limits.operations:.1e}"
-    alone = cost * _rounds_alone(contract.config)
-    for where, found in (("a round", cost), ("training alone", alone)):
-        if found > limits.operations:
-            return refusal_line("limits.operations", where, f"{found:.1e}", allowed)
-    memory = _memory(contract, sizes, clients) / 1e9
-    if memory > limits.memory_gb:
-        return refusal_line(
-            "limits.memory_gb",
-            "an experiment",
-            f"{memory:.1f} GB",
-            f"at most {limits.memory_gb:g} GB",
-        )
-    return None
+    if cost > limits.operations:
+        return refusal_line("limits.operations", "a round", f"{cost:.1e}", allowed)
+    return memory_refusal(limits, _memory(contract, sizes, clients), "an experiment")
+
+
+def memory_refusal(limits: Limits, needed: float, where: str) -> str | None:
+    """Why so many bytes are too many, or None."""
+    if needed <= limits.memory_gb * 1e9:
+        return None
+    found, most = f"{needed / 1e9:.2f} GB", f"at most {limits.memory_gb:g} GB"
+    return refusal_line("limits.memory_gb", where, found, most)
+
+
+def activations(contract: Contract, capacities: Mapping[str, int]) -> float:
+    """Bytes, about, between the layers of the model in a step, or in a measurement.
+
+    A gradient keeps what its backward pass reads, and makes as much again.
+    """
+    works = [work.rows() for _, work in _works(contract.config.algorithm, "algorithm")]
+    train = max(rows or capacities["train"] for rows in works or [None])
+    return float(max(2 * train, *capacities.values()) * contract.kept_bytes)
 
 
 def too_small(accept: Accept, config: Config) -> str | None:
@@ -198,14 +205,6 @@ def operations(contract: Contract, capacity: int) -> float:
 def parts_of(config: Config) -> dict[str, float]:
     """The fractions of training rows that the algorithm sets apart, by key."""
     return {key: part for key, part in _parts(config.algorithm, "algorithm") if part}
-
-
-def _rounds_alone(config: Config) -> int:
-    """Rounds that a node trains alone for comparison, at most."""
-    local = config.measure.local
-    if local is True:
-        return train_alone.MOST * train_alone.least_rounds(config.run.rounds)
-    return int(local)
 
 
 def _memory(contract: Contract, capacities: list[int], clients: int) -> float:

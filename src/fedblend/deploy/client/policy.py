@@ -35,12 +35,12 @@ from fedblend.config.schema.table import (
     within,
 )
 from fedblend.config.schema.tables import LossName, Split
-from fedblend.config.toml import parse
+from fedblend.config.toml import LONGEST, parse
 from fedblend.deploy.client.ledger import Allowance
 from fedblend.deploy.ops.settings import parse_as
 from fedblend.errors import ConfigError, SettingError
 from fedblend.metrics import registry as metrics
-from fedblend.registry import ALGORITHMS
+from fedblend.registry import ALGORITHMS, OWN_MODEL
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
 """A measure by split, model and metric."""
@@ -63,20 +63,17 @@ def _known(name: str) -> str:
     return name
 
 
-def sends_updates_only(name: str) -> bool:
-    """Whether a client of an algorithm sends nothing besides updates of the model."""
-    return set(ALGORITHMS[name].sends) <= {"update"}
-
-
 class Accept(Table):
     """Which experiments the node takes part in; "updates" stands for algorithms whose
-    clients send updates of the model and nothing else. ``imports`` are the import paths
+    clients send updates of the model and nothing else, or, with ``own_models``, a model
+    that they trained alone at enrollment besides. ``imports`` are the import paths
     of models and algorithms whose code the operator of the node has read.
     """
 
     algorithms: (
         Literal["any", "updates"] | list[Annotated[str, AfterValidator(_known)]]
     ) = "updates"
+    own_models: bool = False
     imports: list[Word] = Field(default=[])
     losses: Literal["any"] | list[LossName] = "any"
     compress: bool = True
@@ -120,7 +117,7 @@ class Limits(Table):
     parameters: Count = 100_000_000
     layers: Count = 100
     clients: Count = 10_000
-    operations: Positive = 1e14
+    operations: Positive = 1e12
     memory_gb: Positive = 8.0
     disk_gb: Positive = 20.0
     seconds: Positive = 3600.0
@@ -193,6 +190,8 @@ class Policy(Table):
         This comes before any check of the configuration: the keys of an algorithm by
         import path are known only when its module is imported.
         """
+        if len(text.encode()) > LONGEST:
+            raise ConfigError(f"message: a configuration above {LONGEST} bytes")
         content, allowed = parse(text, "message"), self.accept.imports
         for key, name in import_paths(content).items():
             if name not in allowed:
@@ -208,7 +207,16 @@ class Policy(Table):
         accept, run, loss = self.accept, config.run, config.model.loss
         name, algorithms = config.algorithm.name, accept.algorithms
         if algorithms == "updates":
-            algorithms = [one for one in ALGORITHMS if sends_updates_only(one)]
+            sent = {"update", OWN_MODEL}
+            known = {one: set(its.sends) for one, its in ALGORITHMS.items()}
+            if known.get(name) == sent and not accept.own_models:
+                # The main methods of this library: what to set is said in full.
+                allowed = "no model of its own at enrollment, or own_models = true"
+                return refusal_line(
+                    "accept.own_models", "algorithm.name", name, allowed
+                )
+            sent -= set() if accept.own_models else {OWN_MODEL}
+            algorithms = [one for one, sends in known.items() if sends <= sent]
         if not allows(algorithms, name) and name not in accept.imports:
             return refusal_line("accept.algorithms", "algorithm.name", name, algorithms)
         if accept.secure and not (config.federation and config.federation.secure):

@@ -37,7 +37,14 @@ def prepared(
     measures = {name: bounded(one, bound) for name, one in setup.measures.items()}
     setup = setup._replace(measures=measures, fingerprint=rows)
     if policy.rows.batches == "secret":
-        setup = setup._replace(secret=states.read_secret(settings.folder))
+        # Nobody else draws these batches, so that no other client's rows matter. Powers
+        # of two are few shapes, and few programs, for the many clients of a node.
+        own = {
+            name: min(room, 1 << max(splits[name].total - 1, 0).bit_length())
+            for name, room in setup.capacities.items()
+        }
+        secret = states.read_secret(settings.folder)
+        setup = setup._replace(secret=secret, capacities=own)
     return protected(setup, protect)
 
 

@@ -39,3 +39,10 @@ def measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
     shared = deployed.shared if has_shared else deployed.message.shared
     measured, _ = evaluate_client(algorithm, dict(measures), model, shared, held)
     return model, measured
+
+
+def forget() -> None:
+    """Drop everything that was compiled; what is still needed is compiled again."""
+    for program in (enroll, ask, update, measure):
+        program.cache_clear()  # pyright: ignore
+    jax.clear_caches()

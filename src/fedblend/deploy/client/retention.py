@@ -8,12 +8,11 @@ over lose their states and replies; the model that the client deploys stays, unt
 experiments need the room.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedblend.deploy.client import state as states
-from fedblend.deploy.client.ledger import Ledger
+from fedblend.deploy.client.ledger import Account, Ledger
 from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.client.policy import Limits, refusal_line
 
@@ -37,16 +36,13 @@ def make_room(
     Raises:
         Refusal: there are too many experiments, or too little room on the disk.
     """
-
-    def seen(place: Path) -> float:
-        account = ledger.accounts.get(place.name)
-        return account.seen if account else place.stat().st_mtime
-
-    over, known = [], sorted(states.experiments(folder), key=seen)
+    now, found = ledger.count_age(), states.experiments(folder)
+    # What is in no account is as old as the ledger.
+    own = {place: ledger.accounts.get(place.name, Account()) for place in found}
+    over, known = [], sorted(found, key=lambda place: own[place].age)
     for place in known:
-        account = ledger.accounts.get(place.name)
-        days = (time.time() - seen(place)) / 86400
-        if (account is not None and account.over) or days > limits.idle_days:
+        days = (now - own[place].age) / 86400
+        if own[place].over or days > limits.idle_days:
             over.append(place)
             if states.rounds(place):
                 states.end_experiment(place)

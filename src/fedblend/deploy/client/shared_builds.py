@@ -5,6 +5,7 @@
 from functools import lru_cache
 from pathlib import Path
 
+from fedblend.deploy.client import programs
 from fedblend.deploy.client.bases import located, unnamed_base
 from fedblend.deploy.client.executor import ClientSetup
 from fedblend.deploy.contract import Contract, parse_contract
@@ -36,10 +37,19 @@ class SharedBuilds:
             raise ConfigError(refused)
         return located(parse_contract(text), self.bases)
 
-    def common(self, terms: str, agreed: str, setup: ClientSetup) -> ClientSetup:
-        """A setup with the functions of the first one under these terms."""
+    def common(
+        self, terms: str, agreed: str, setup: ClientSetup, alike: bool
+    ) -> ClientSetup:
+        """A setup with the functions of the first one under these terms, if ``alike``.
+
+        One experiment too many ends the oldest one's programs, and JAX can only drop
+        all of them.
+        """
         first = self._first.setdefault((terms, agreed), setup)
         while len(self._first) > EXPERIMENTS:
             del self._first[next(iter(self._first))]
+            programs.forget()
+        if not alike:
+            return setup
         names = ("algorithm", "measures", "alone", "perturb", "hidden")
         return setup._replace(**{name: getattr(first, name) for name in names})

@@ -10,10 +10,14 @@ other side, which writes it into its own audit: the server notes each client's u
 finds lines that are gone.
 
 A line that a crash cut off is removed, and the next line says so.
+
+A file that is full is put aside under its name and a number, ``audit.jsonl.000001``,
+and the first line of the next one has the hash of its last line: the chain goes on.
 """
 
 import datetime
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -29,6 +33,8 @@ BEGINNING = "0" * 64
 """The hash before the first line."""
 LONGEST = 4096
 """Bytes of a line: facts fit, rows and gradients do not."""
+FULL = 64_000_000
+"""Bytes of a file after which the next line begins another one."""
 
 
 class AuditError(RunError):
@@ -51,7 +57,7 @@ class Audit:
     @property
     def head(self) -> str:
         """The hash of the newest line."""
-        if not self._path.exists():
+        if not self._path.exists() and not full_files(self._path):
             return BEGINNING
         with self._locked() as file:
             return _end(file, self._path)[0]
@@ -87,9 +93,27 @@ class Audit:
     @contextmanager
     def _locked(self) -> Iterator[FileIO]:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        with FileIO(os.open(self._path, flags, 0o600), "r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
+        while True:
+            with FileIO(os.open(self._path, flags, 0o600), "r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                found = os.fstat(file.fileno())
+                try:
+                    aside = not os.path.samestat(found, os.stat(self._path))
+                except FileNotFoundError:
+                    aside = True
+                if aside:
+                    continue  # while this process waited
+                if found.st_size < FULL or _end(file, self._path)[1]:
+                    yield file
+                    return
+                full = full_files(self._path)
+                number = int(full[-1].suffix[1:]) + 1 if full else 1
+                os.rename(self._path, f"{self._path}.{number:06}")
+
+
+def full_files(path: Path) -> list[Path]:
+    """The files of an audit that were put aside, the oldest first."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.[0-9]*"))
 
 
 def heads_told(path: Path, client: int | None) -> set[str]:
@@ -115,7 +139,7 @@ def heads_told(path: Path, client: int | None) -> set[str]:
 
 
 def verify(path: Path, heads: Collection[str] = ()) -> Verified:
-    """Check the whole chain.
+    """Check the whole chain, that of full files beside the file too.
 
     Args:
         path: the file.
@@ -125,51 +149,54 @@ def verify(path: Path, heads: Collection[str] = ()) -> Verified:
         AuditError: which line is not what was written, or that lines are missing at the
         end.
     """
-    previous, missing = BEGINNING, set(heads) - {BEGINNING}
-    *lines, torn = path.read_bytes().split(b"\n")
-    for number, text in enumerate(lines, start=1):
-        entry = _parsed(text)
-        if entry is None:
-            raise AuditError(f"{path}: line {number}: was changed")
-        if entry["previous"] != previous:
-            raise AuditError(
-                f"{path}: line {number}: does not follow the line before; lines were "
-                "changed, removed or swapped"
-            )
-        previous = entry["hash"]
-        missing.discard(previous)
-    if torn:
-        raise AuditError(f"{path}: line {len(lines) + 1}: is cut off")
+    previous, missing, count = BEGINNING, set(heads) - {BEGINNING}, 0
+    for one in [*full_files(path), path]:
+        *lines, torn = one.read_bytes().split(b"\n")
+        for number, text in enumerate(lines, start=1):
+            entry = _parsed(text)
+            if entry is None:
+                raise AuditError(f"{one}: line {number}: was changed")
+            if entry["previous"] != previous:
+                raise AuditError(
+                    f"{one}: line {number}: does not follow the line before; lines, or "
+                    "full files, were changed, removed or swapped"
+                )
+            previous = entry["hash"]
+            missing.discard(previous)
+        count += len(lines)
+        if torn:
+            raise AuditError(f"{one}: line {len(lines) + 1}: is cut off")
     if missing:
         raise AuditError(
             f"{path}: no line has hash {min(missing)}, which was once the newest; "
             f"lines were cut off ({len(missing)} of {len(set(heads))} hashes are gone)"
         )
-    return Verified(len(lines), previous)
+    return Verified(count, previous)
 
 
 def entries(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The lines of a file, the oldest first; None for one that is not as written.
+    """The lines of an audit, the oldest first; None for one that is not as written.
 
     Raises:
         AuditError: there is no such file.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise AuditError(f"{path}: {error.strerror}") from None
-    yield from (_parsed(line) for line in lines if line)
+    for one in [*full_files(path), path]:
+        try:
+            lines = one.read_bytes().split(b"\n")
+        except OSError as error:
+            raise AuditError(f"{one}: {error.strerror}") from None
+        yield from (_parsed(line) for line in lines if line)
 
 
 def entries_since(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Whole lines of a file from a byte on, and the byte after them.
 
-    A file that is not there yet has none.
+    A file that is not there yet has none; one that is shorter is a new one.
     """
     if not path.exists():
         return [], offset
     with open(path, "rb") as file:
-        file.seek(offset)
+        file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
         *lines, torn = file.read().split(b"\n")
         found = [entry for entry in map(_parsed, lines) if entry is not None]
         return found, file.tell() - len(torn)
@@ -212,6 +239,9 @@ def _end(file: FileIO, path: Path) -> tuple[str, bytes]:
     if len(torn) > LONGEST:
         raise AuditError(f"{path}: its last line is longer than any event")
     if not lines:
+        for full in full_files(path)[-1:]:
+            with FileIO(full) as before:
+                return _end(before, full)[0], torn
         return BEGINNING, torn
     last = _parsed(lines[-1])
     if last is None:

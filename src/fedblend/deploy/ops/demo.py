@@ -40,6 +40,9 @@ UNFINISHED = ".unfinished"
 EXPERIMENTS = {"apfl": "APFL", "flix": "FLIX"}
 """Titles, by the name of a folder; ``templates`` has their configurations."""
 
+POLICY = template("policy.toml").replace("own_models = false", "own_models = true")
+"""That of ``init``, and FLIX's nodes send a model of their own at enrollment."""
+
 
 def demo(out: Path, show: Callable[[str], Any]) -> None:
     """Run the demonstration; whatever ends it, no process and no key is left.
@@ -63,7 +66,9 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
         interrupted_by_sigterm(),
         _alone_in(out),
         tempfile.TemporaryDirectory(prefix="fedblend-demo-") as folder,
-        local_cluster(Path(folder) / "federation", rows, log=log) as cluster,
+        local_cluster(
+            Path(folder) / "federation", rows, policy=POLICY, log=log
+        ) as cluster,
     ):
         scores = {}
         for name, title in EXPERIMENTS.items():

@@ -83,15 +83,22 @@ class Aggregator:
         return self._start(joins)
 
     def sum_updates(
-        self, ups: Mapping[int, PyTree], weights: np.ndarray, members: int
+        self,
+        ups: Mapping[int, PyTree],
+        weights: np.ndarray,
+        members: int,
+        factors: Mapping[int, float] = {},
     ) -> "Total":
         """The sum of updates.
 
-        ``ups`` are by the places of their clients among so many ``members``, in order.
+        ``ups`` are by the places of their clients among so many ``members``, in order,
+        and so are ``factors`` of changes of the model that are clipped.
         """
         sums, decoded, stacked = _Groups(self._no_updates, members), [], None
         for (place, up), weight in zip(ups.items(), weights, strict=True):
-            sums[place], own = self._add(sums[place], up, jnp.asarray(weight, float))
+            sums[place], own = self._add(
+                sums[place], up, jnp.asarray(weight, float), factors.get(place)
+            )
             decoded.append(own)
         if self._needs_all:
             missing = self._rules.cohort - len(decoded)
@@ -154,10 +161,12 @@ def _add(running_sum: RunningSum, tree: PyTree, weight) -> RunningSum:
 
 
 def _add_update(
-    algorithm: Algorithm, running_sum: RunningSum, up: PyTree, weight
+    algorithm: Algorithm, running_sum: RunningSum, up: PyTree, weight, factor=None
 ) -> tuple[RunningSum, Up]:
-    """The running sum with one more update, and the update decoded."""
+    """The running sum with one more update, and the update decoded, and clipped."""
     decoded = algorithm.decode(up)
+    if factor is not None:
+        decoded = decoded._replace(delta=trees.scale(factor, decoded.delta))
     return _add(running_sum, decoded, weight), decoded
 
 
@@ -229,13 +238,17 @@ class NormHistory:
 
     Args:
         ratio: None accepts every norm.
+        clip: the change of the model is clipped to so many times the lower median of
+            its norm, over the round and, where that has fewer than ten answers, those
+            that counted before; None clips nothing.
     """
 
-    KNOWN, MOST = 3, 200
-    """Norms that are enough to judge by, and norms that are kept."""
+    KNOWN, NEWEST, MOST = 3, 10, 200
+    """Norms that are enough to judge by, to clip by, and norms that are kept."""
 
-    def __init__(self, ratio: float | None):
-        self.ratio, self.norms = ratio, list[tuple[float, ...]]()
+    def __init__(self, ratio: float | None, clip: float | None = None):
+        self.ratio, self.clip = ratio, clip
+        self.norms = list[tuple[float, ...]]()
 
     def check(self, norms: tuple[float, ...]) -> None:
         """Reject an update with these norms if they are far above the usual ones."""
@@ -253,6 +266,15 @@ class NormHistory:
         counted = [own for c, own in sorted(norms.items()) if c not in rejected]
         self.norms = [*self.norms, *counted][-self.MOST :]
         return rejected
+
+    def bounds(self, norms: Mapping[int, tuple[float, ...]]) -> dict[int, float]:
+        """To what the changes of clients of a settled round are clipped, if at all."""
+        newest = self.norms[-max(len(norms), self.NEWEST) :]
+        positive = [own[0] for own in newest if own[0] > 0]
+        if self.clip is None or len(positive) < self.KNOWN:
+            return {}
+        most = self.clip * statistics.median_low(positive)
+        return {client: most for client, own in norms.items() if own[0] > most}
 
     def _compare(
         self, norms: tuple[float, ...], known: Sequence[tuple[float, ...]]

@@ -92,12 +92,15 @@ class PlainCollection:
         if len(counted) < rules.least:
             history.norms = before
             raise too_few(server, len(counted), replies, others)
-        ups = {
-            int(np.searchsorted(members, client)): replies.accepted[client][0]
-            for client in counted
-        }
+        places = {client: int(np.searchsorted(members, client)) for client in counted}
+        ups = {places[client]: replies.accepted[client][0] for client in counted}
+        norms, factors = {client: norms[client] for client in counted}, {}
+        for client, most in history.bounds(norms).items():
+            factors[places[client]] = most / norms[client][0]
+            about = {"round": server.round, "norm": norms[client][0], "counted": most}
+            server.exchanges.note_of(client, "clipped", **about)
         total = server.aggregator.sum_updates(
-            ups, server.weights[counted], len(members)
+            ups, server.weights[counted], len(members), factors
         )
         found = {client: replies.accepted[client][1] for client in counted}
         asks = {client: asked for client, asked in found.items() if asked is not None}

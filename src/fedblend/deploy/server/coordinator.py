@@ -65,7 +65,10 @@ class Coordinator(Results):
         self.engine, self.weights = rowless_engine(setup, rules, self.federated_data)
         self.active = np.setdiff1d(np.arange(self.clients), list(setup.absent))
         self.rounds, self.round, self.quorum = rules.rounds, 0, rules.least
-        self.norm_history = aggregation.NormHistory(rules.norm_ratio)
+        # Memories of both sides must agree, and so must what stands for a length.
+        meant = self.algorithm.needs.mean or self.algorithm.needs.length
+        clip = None if meant else rules.clip_ratio
+        self.norm_history = aggregation.NormHistory(rules.norm_ratio, clip)
         self.interval: dict[str, Any] = dict.fromkeys(INTERVAL, 0)
         self.records: list[Record] = []
         self.measured: list[Measured] = []

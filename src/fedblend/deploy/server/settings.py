@@ -48,6 +48,8 @@ class RoundRules(NamedTuple):
     norm_ratio: float | None = 100.0
     """A client's update may be so many times as long as the median one; see
     ``aggregation.NormHistory``."""
+    clip_ratio: float | None = None
+    """A longer change of the model is clipped to so many times the median one."""
     weight_ratio: float | None = 3.0
     """A client may weigh so many times as much as the median one, whatever number of
     rows it claims."""
@@ -71,9 +73,9 @@ def round_rules(config: Config, clients: int, poll: float) -> RoundRules:
     for name in ("max_rows", "secure", "secure_bits", "secure_clip"):
         del given[name]  # of descriptions, and of sums
     if config.privacy is not None:
-        # Whom the median of norms rejects depends on the rows of others, so that one
-        # client could move the sum by more than its own update.
-        given["norm_ratio"] = None
+        # Whom the median of norms rejects or clips depends on the rows of others, so
+        # that one client could move the sum by more than its own update.
+        given["norm_ratio"] = given["clip_ratio"] = None
     times = {name: given.pop(name) for name in ("deadline", "resend", "attempts")}
     return RoundRules(
         rounds=run.rounds,

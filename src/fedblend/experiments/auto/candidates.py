@@ -29,7 +29,8 @@ GRADIENT = {
     "personal": {"solver": "newton"},
     "server": {"name": "nesterov", "rate": 1.0, "momentum": "theory"},
 }
-FLIX_ROUNDS = 300
+FLIX_ROUNDS = 30
+"""Rounds of FLIX times the root of l2: momentum needs more where l2 is small."""
 
 
 class Candidate(NamedTuple):
@@ -122,7 +123,8 @@ def configuration(
     rounds, steps = ROUNDS[kind]
     model: dict[str, Any] = {"name": MODEL}
     if name == "flix":
-        rounds, model["l2"] = FLIX_ROUNDS, setting["l2"]
+        model["l2"] = setting["l2"]
+        rounds = min(max(round(FLIX_ROUNDS / setting["l2"] ** 0.5), 300), 10_000)
         algorithm = {"name": "flix", "alpha": setting["alpha"], **GRADIENT}
     else:
         own = {"level": 0.0, "slopes": 0.0, **setting, "share": name != ALONE}

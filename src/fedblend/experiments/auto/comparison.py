@@ -79,7 +79,7 @@ class Comparison:
         more = state["left_out"] and self.seconds > state.get("seconds", 0.0)
         if "seconds" in state and not more:
             self._say(*description.lines(state["seen"]))
-            if not (self.out / REPORT).exists():
+            if state["findings"] and not (self.out / REPORT).exists():
                 table.write_report(self.out, self.out / REPORT)
             return state
         with precision("float32"):

@@ -25,7 +25,10 @@ TINY = 0.0001
 
 def without_baseline(reasons: Mapping[str, str]) -> list[str]:
     """What is said where training alone, or every other method, is not trained."""
-    return [f"No verdict: {_failures(reasons)}, so there is nothing to compare."]
+    return [
+        f"No verdict: {_failures(reasons)}, so there is nothing to compare. No run, "
+        "configuration or page is written; results.csv has the scores."
+    ]
 
 
 def _failures(reasons: Mapping[str, str]) -> str:

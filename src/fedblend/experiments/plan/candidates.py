@@ -7,7 +7,7 @@ the mean number of local steps 1/p. A candidate has the 1/p of the best proof, a
 trials look for a better one: see ``offers``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -93,10 +93,18 @@ class Candidate(NamedTuple):
         return self.bound(known, *([] if self.steps is None else [self.steps]))
 
 
-def candidates(found: Problem) -> list[Candidate]:
-    """All solvers and options that plans compare, gradient descent first."""
+def candidates(
+    found: Problem, parts: Sequence[int] = PARTS, copies: Sequence[int] = COPIES
+) -> list[Candidate]:
+    """All solvers and options that plans compare, gradient descent first.
+
+    Args:
+        found: the problem.
+        parts: as ``PARTS``.
+        copies: as ``COPIES``.
+    """
     dim, clients = trees.size(found.params), len(found.shape)
-    sizes = sorted({max(dim // part, 1) for part in PARTS})
+    sizes = sorted({max(dim // part, 1) for part in parts})
     tried = [
         *configured(found),
         Candidate("accelerated", "", (NESTEROV,), bounds.accelerated),
@@ -107,10 +115,10 @@ def candidates(found: Problem) -> list[Candidate]:
         tried.append(_scafflix(found))
     if (found.shape * found.smoothness.convex).min() > 0:
         tried += [_locodl(found, k, masks) for masks in MASKS for k in sizes]
-        copies = {FEW_COPIES, *(clients // part for part in COPIES)}
+        numbers = {FEW_COPIES, *(clients // part for part in copies)}
         tried += [
             _compressed_scaffnew(found, number)
-            for number in sorted({min(max(size, 2), clients) for size in copies})
+            for number in sorted({min(max(size, 2), clients) for size in numbers})
             if clients > 1
         ]
     return tried

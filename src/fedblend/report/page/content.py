@@ -81,6 +81,8 @@ def page_content(
         tone, lines = "open", [*lines, f"Differences are not tested: {untested}."]
     if kept is not None:
         tone, lines = kept.tone, kept.verdict
+        for run in plain:
+            run["settings"] = {}  # methods, and not a sweep over their numbers
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "live": live,
