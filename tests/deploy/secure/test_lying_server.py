@@ -148,7 +148,7 @@ def test_an_answer_that_changed_is_not_masked_again(lied):
 
 def test_all_others_cannot_be_said_to_be_gone(lied):
     for answered, line in (
-        ([VICTIM], "accept.min_cohort: a sum is of 1 clients; allowed: at least 3"),
+        ([VICTIM], "accept.min_cohort: a sum is of 1 nodes; allowed: at least 3"),
         (EVERYBODY[:5], "5 of 8 clients answered; allowed: at least 6"),
         (EVERYBODY[4:], "not among those who did"),
         ([*EVERYBODY, 99], "client 99 is not one of the sharers"),
@@ -174,8 +174,64 @@ def test_of_a_client_a_node_gives_one_share(lied):
 
 
 def test_a_cohort_below_the_minimum_is_refused(lied):
-    line = "policy accept.min_cohort: a sum is of 2 clients; allowed: at least 3"
+    line = "policy accept.min_cohort: a sum is of 2 nodes; allowed: at least 3"
     assert refused(lied.ask("share", attempt=1, members=[2, 3])) == line
+
+
+def shared(folder, members, **secure) -> Message:
+    """What a node that was enrolled says to an attempt with these members."""
+    federation = SecureFederation(folder, secure=secure)
+    server = federation.server()
+    while not (folder / f"node{VICTIM}" / "trial").exists():
+        server.step()
+    fields = {"attempt": 1, "members": members}
+    asked = Message("share", "trial", VICTIM, 2, fields=fields)
+    return messages.decode(
+        federation.nodes[1000 + VICTIM].reply(messages.encode(asked))
+    )
+
+
+def test_a_cohort_in_which_those_who_collude_could_open_an_answer_is_refused(tmp_path):
+    """``test_collusion.py`` has the attack: the server and two of six nodes."""
+    six = EVERYBODY[:6]
+    assert shared(tmp_path / "0", six, least=5).kind == "share"
+    reply = shared(tmp_path / "2", six, least=5, colluding=2)
+    assert refused(reply) == (
+        "policy accept.colluding: the number of clients of 2 other nodes is 2; "
+        "allowed: at most 1 in a cohort of 6"
+    )
+    seven = shared(tmp_path / "7", EVERYBODY[:7], least=5, colluding=2)
+    assert seven.kind == "share"
+
+
+def test_a_node_that_hosts_several_clients_counts_once(tmp_path):
+    """Three clients of one node are one node, and have as many shares as they are."""
+    names = dict.fromkeys((2, 3, 4), "gate")
+    line = "policy accept.min_cohort: a sum is of 1 nodes; allowed: at least 3"
+    assert refused(shared(tmp_path / "one", [2, 3, 4], names=names)) == line
+    names = dict.fromkeys((0, 1, 2), "gate")
+    reply = shared(tmp_path / "more", EVERYBODY, colluding=1, names=names)
+    assert "of 1 other nodes is 3; allowed: at most 2 in a cohort of 8" in refused(
+        reply
+    )
+    names = dict.fromkeys((1, 2, 3), "own")
+    own = shared(tmp_path / "own", EVERYBODY, colluding=1, names=names)
+    assert own.kind == "share"
+
+
+def test_a_server_does_not_ask_to_open_a_sum_of_too_few_nodes(tmp_path):
+    """Nodes would refuse it for good; another attempt may have more."""
+    names = {0: "gate", 1: "gate", **{c: f"n{c}" for c in EVERYBODY[2:]}}
+    gone = {("round", 1): {7}}
+    secure = {"least": 7, "names": names}
+    federation = SecureFederation(tmp_path, gone=gone, secure=secure, quorum=0.5)
+    server = federation.server()
+    server.collection._summing = server.collection._summing._replace(names=names)  # pyright: ignore
+    with pytest.raises(BelowQuorum, match="clients of 6 nodes answered, 7 are needed"):
+        federation.complete(server)
+    federation.transport.gone = {}
+    federation.complete(server)
+    assert server.round == 3
 
 
 def test_a_server_waits_for_as_many_as_the_policies_demand(tmp_path):

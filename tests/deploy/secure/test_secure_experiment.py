@@ -180,7 +180,7 @@ def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
         return own
 
     whole = (lab / "nodes" / "alice" / "roster.toml").read_text()
-    _, keys = keys_of(settings(whole))
+    keys = keys_of(settings(whole)).public
     assert sorted(keys) == [0, 1, 2] and len(set(keys.values())) == 3
     other = certificates.secure_key()
     own = base64.b64encode(keys[0]).decode()

@@ -9,6 +9,7 @@ A request that comes again gets the same answer, another one a refusal.
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from fedblend.deploy.message import (
 from fedblend.deploy.secure import records, summand
 from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
 from fedblend.deploy.secure.fixed_point import FixedPoint
-from fedblend.deploy.secure.graph import least_of
+from fedblend.deploy.secure.graph import least_of, most_colluding
 from fedblend.deploy.secure.masks import SecureError
 from fedblend.deploy.secure.party import SHARES_BYTES, Party
 
@@ -49,7 +50,15 @@ class Means(NamedTuple):
     roster: Mapping[int, bytes]
     """The public keys of all nodes, by client."""
     least: int
-    """Clients that a sum must have; a node's policy decides."""
+    """Nodes that a sum must have; a node's policy decides."""
+    colluding: int = 0
+    """Of other nodes, how many may collude with the server; they are in ``least``."""
+    names: Mapping[int, str] = {}
+    """Of the nodes, by client; a client without one is a node of its own."""
+
+    def node(self, client: int) -> str:
+        """The node that a client is on."""
+        return self.names.get(client, str(client))
 
 
 def enroll(job: Job) -> bytes:
@@ -245,8 +254,7 @@ def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) ->
     own, all, means = job.request.client, len(attempt.keys), _means(job)
     if own not in some:
         raise Refusal(f"message: client {own} {what}, and is not among those who did")
-    if len(some) < means.least:
-        raise Refusal(_too_few(means, len(some)))
+    _check_nodes(means, some)
     holders = 1 + len(attempt.graph.neighbors(own, some))
     if len(some) < least_of(all) or holders < attempt.graph.threshold:
         raise Refusal(
@@ -255,9 +263,30 @@ def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) ->
         )
 
 
-def _too_few(means: Means, count: int) -> str:
-    allowed = f"at least {means.least}"
-    return refusal_line("accept.min_cohort", "a sum", f"of {count} clients", allowed)
+def _check_nodes(means: Means, some: Sequence[int]) -> None:
+    """Refuse a sum of clients on too few nodes."""
+    count = len({means.node(client) for client in some})
+    if count < means.least:
+        allowed = f"at least {means.least}"
+        if means.colluding:
+            allowed += f", {means.colluding} of which may collude"
+        value = f"of {count} nodes"
+        raise Refusal(refusal_line("accept.min_cohort", "a sum", value, allowed))
+
+
+def _check_collusion(means: Means, members: Sequence[int], client: int) -> None:
+    """Refuse a cohort in which nodes that collude could open a single answer.
+
+    Shares are those of clients: a node has as many as it has clients in the cohort.
+    """
+    others = Counter(means.node(one) for one in members)
+    del others[means.node(client)]
+    found = sum(count for _, count in others.most_common(means.colluding))
+    most = most_colluding(len(members))
+    if found > most:
+        where = f"the number of clients of {means.colluding} other nodes"
+        allowed = f"at most {most} in a cohort of {len(members)}"
+        raise Refusal(refusal_line("accept.colluding", where, found, allowed))
 
 
 def _attempt(job: Job) -> Attempt:
@@ -271,8 +300,8 @@ def _attempt(job: Job) -> Attempt:
     members = some_of(fields.get("members"), means.roster, "nodes of roster.toml")
     if client not in members:
         raise Refusal(f"message: client {client} is not a member of this cohort")
-    if len(members) < means.least:
-        raise Refusal(_too_few(means, len(members)))
+    _check_nodes(means, members)
+    _check_collusion(means, members, client)
     fixed_point = FixedPoint(means.bits, means.clip, len(members))
     own = {member: means.roster[member] for member in members}
     return Attempt(job.request.experiment, job.request.round, number, own, fixed_point)

@@ -48,6 +48,16 @@ def least_of(nodes: int) -> int:
     return -(-2 * nodes // 3)
 
 
+def most_colluding(nodes: int) -> int:
+    """Of so many nodes, how many may collude with a server that lies and gain nothing.
+
+    In a complete graph c nodes that have any view make two thresholds t together with
+    n - c honest ones if 2 (t - c) <= n - c, that is c >= 2 t - n, which is n / 3 or
+    more: 3 c + 1 nodes are enough.
+    """
+    return (nodes - 1) // 3 if nodes <= COMPLETE else nodes // COLLUDING
+
+
 def graph_of(members: Sequence[int], seed: bytes) -> Graph:
     """The graph of a cohort; ``seed`` puts large ones in their order."""
     degree, threshold = degree_and_threshold(len(members))
@@ -74,7 +84,7 @@ def degree_and_threshold(nodes: int) -> tuple[int, int]:
     complete = nodes - 1, least_of(nodes)
     if nodes <= COMPLETE:
         return complete
-    colluding, left = nodes // COLLUDING, nodes - nodes // GONE
+    colluding, left = most_colluding(nodes), nodes - nodes // GONE
     others, threshold = nodes - 1, 2
     for degree in range(2, others, 2):
         # A threshold that was too small for fewer holders is too small for more.

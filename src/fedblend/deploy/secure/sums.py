@@ -190,6 +190,7 @@ class SecureSum:
         replies = self._exchange(heads, accept, least)
         try:
             self._require("answered", replies, least)
+            self._require_nodes(replies)
         except BelowQuorum:
             # Nothing was opened: a new attempt may have other members.
             self._move_on(OVER)
@@ -259,6 +260,16 @@ class SecureSum:
             raise BelowQuorum(
                 f"{self.what}: {count} of {members} clients {did}, {least} are needed; "
                 + reasons(replies, names=self.summing.names)
+            )
+
+    def _require_nodes(self, replies: Replies) -> None:
+        """Go on only with as many nodes as members demand, who would open no other."""
+        names, least = self.summing.names, self.progress.least
+        count = len({names.get(client, str(client)) for client in replies.accepted})
+        if count < least:
+            raise BelowQuorum(
+                f"{self.what}: clients of {count} nodes answered, {least} are needed; "
+                + reasons(replies, names=names)
             )
 
     def _move_on(self, stage: str) -> None:
