@@ -3,6 +3,7 @@
 """A server that tries to see more than one sum of a round gets one line."""
 
 import atexit
+import base64
 import json
 import shutil
 import tempfile
@@ -46,6 +47,13 @@ class Lied:
         metadata["fields"] = json.dumps({**known, **fields})
         node = self.federation.nodes[1000 + client]
         return node.reply(forged(header, metadata, body))
+
+    def ask_as(self, kind: str, of: str, **fields) -> Message:
+        """The reply to a message of a kind, with the fields of one of another kind."""
+        known = {**self.fields(of), **fields}
+        message = Message(kind, "trial", VICTIM, 1, fields=known)
+        node = self.federation.nodes[1000 + VICTIM]
+        return messages.decode(node.reply(messages.encode(message)))
 
     def fields(self, kind: str, client: int = VICTIM) -> dict:
         return dict(messages.decode(self.sent[kind, 1, client]).fields)
@@ -280,14 +288,32 @@ def test_sharing_for_the_next_round_obeys_the_same_rules(lied):
 
 
 def test_a_server_cannot_put_in_shares_of_its_own(lied):
-    table = np.zeros((CLIENTS - 1, SHARES_BYTES), np.uint8)
-    head = messages.decode(lied.sent["unmask", 1, VICTIM])
-    data = messages.encode(head._replace(arrays={}), {"boxes": table})
-    node = lied.federation.nodes[1000 + VICTIM]
-    reply = messages.decode(node.reply(data))
-    assert "a box of another node does not open" in refused(reply)
-    data = messages.encode(head._replace(arrays={}), {"boxes": table[1:]})
-    assert "has no boxes" in refused(messages.decode(node.reply(data)))
+    own = base64.b64encode(bytes(SHARES_BYTES)).decode()
+    for boxes in ([own] * (CLIENTS - 2), ["ä"] * (CLIENTS - 1), "all", None):
+        assert "has no boxes" in refused(lied.ask("unmask", boxes=boxes))
+    reply = lied.ask("unmask", boxes=[own] * (CLIENTS - 1))
+    assert reply.fields["damaged"] == [c for c in EVERYBODY if c != VICTIM]
+    # It has given its own share of its own seed, in a box; and that is all.
+    assert "a sum of round 1 was opened" in refused(lied.ask("unmask", attempt=1))
+    assert "was opened" in refused(lied.ask("unmask"))
+
+
+def test_a_server_that_spoils_boxes_gets_no_sum_of_fewer(tmp_path):
+    """Nodes name honest ones, and still agree to no smaller cohort, U1 or U2."""
+    lied = Lied(tmp_path, "round")
+    spoiled = lied.fields("round")["boxes"]
+    spoiled[:6] = [base64.b64encode(bytes(SHARES_BYTES)).decode()] * 6
+    reply = lied.ask("round", boxes=spoiled)
+    others = [client for client in EVERYBODY if client != VICTIM]
+    assert reply.fields["damaged"] == others[:6]
+    few, attempt = [3, 7], {"attempt": 1}
+    line = "policy accept.min_cohort: a sum is of 2 nodes; allowed: at least 3"
+    assert refused(lied.ask("share", members=few, **attempt)) == line
+    asked = {"boxes": [], "answered": few}
+    assert line == refused(lied.ask_as("unmask", "round", **asked))
+    nonces = [pair for pair in lied.fields("round")["nonces"] if pair[0] in few]
+    other = Lied(tmp_path / "other", "round")
+    assert line == refused(other.ask("round", nonces=nonces, boxes=spoiled[-1:]))
 
 
 def test_what_is_not_masked_is_refused(lied):

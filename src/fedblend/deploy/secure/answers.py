@@ -7,6 +7,7 @@ node's disk: what leaves is masked, once for every attempt at the sum of a round
 A request that comes again gets the same answer, another one a refusal.
 """
 
+import base64
 import hashlib
 import math
 from collections import Counter
@@ -35,7 +36,7 @@ from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
 from fedblend.deploy.secure.fixed_point import FixedPoint
 from fedblend.deploy.secure.graph import least_of, most_colluding
 from fedblend.deploy.secure.masks import SecureError
-from fedblend.deploy.secure.party import SHARES_BYTES, Party
+from fedblend.deploy.secure.party import Party
 
 
 class Means(NamedTuple):
@@ -130,11 +131,7 @@ def unmask(job: Job) -> bytes:
     view = view._replace(nonces={int(c): n for c, n in view.nonces.items()})
     answered = some_of(job.request.fields.get("answered"), view.nonces, "sharers")
     _check_enough(job, attempt, answered, "answered")
-    others = attempt.graph.neighbors(job.request.client, view.nonces)
-    sent = job.request.arrays.get("['boxes']", np.zeros(0))
-    if sent.dtype != np.uint8 or sent.shape != (len(others), SHARES_BYTES):
-        raise Refusal("message: has no boxes with the shares of the other nodes")
-    boxes = {other: row.tobytes() for other, row in zip(others, sent, strict=True)}
+    boxes = _boxes(job, attempt, view)
     found = _party(job, attempt).open(view, answered, boxes)
     audit = job.done("opened", round=round, clients=len(answered))
     payload = {
@@ -144,7 +141,8 @@ def unmask(job: Job) -> bytes:
         "box": _bytes(found.box),
     }
     told, early = _share_for_next(job)
-    reply = encode(job.request.reply(audit=audit, **told), {**payload, **early})
+    head = job.request.reply(audit=audit, damaged=found.damaged, **told)
+    reply = encode(head, {**payload, **early})
     records.write(place, "opened", round, {"digest": job.digest}, reply)
     records.remove_old(place)
     return reply
@@ -201,6 +199,8 @@ def _masked(
         )
     _refuse_opened(job)
     view, weight = _view(job, attempt, broadcast)
+    # Before it is settled whose sum this is: who spoils boxes can be left out.
+    damaged = _party(job, attempt).damaged(_boxes(job, attempt, view))
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
         audit = job.done("round", round=round)
@@ -226,7 +226,8 @@ def _masked(
         about["dtype"] = kept.dtype.name
         records.write(place, "masked", round, about, kept.tobytes())
     sent = _party(job, attempt).mask(attempt.fixed_point.encode(own, weight), view)
-    return encode(job.request.reply(audit=audit, **job.told), {"masked": sent})
+    head = job.request.reply(audit=audit, damaged=damaged, **job.told)
+    return encode(head, {"masked": sent})
 
 
 def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
@@ -247,6 +248,19 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     own = 1.0 if weights == "uniform" else float(job.executor.train_rows)
     view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
     return view, min(own, largest) / largest
+
+
+def _boxes(job: Job, attempt: Attempt, view: View) -> dict[int, bytes]:
+    """The boxes with the shares for this node, by the client they are of."""
+    others = attempt.graph.neighbors(job.request.client, view.nonces)
+    sent: Any = job.request.fields.get("boxes")
+    try:
+        found = [base64.b64decode(box, validate=True) for box in sent]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) != len(others):
+        raise Refusal("message: has no boxes with the shares of the other nodes")
+    return dict(zip(others, found, strict=True))
 
 
 def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) -> None:

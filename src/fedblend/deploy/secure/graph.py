@@ -18,7 +18,8 @@ condition, which is for a server that lies.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from math import comb
 from typing import NamedTuple
@@ -76,6 +77,34 @@ def graph_of(members: Sequence[int], seed: bytes) -> Graph:
         for at, node in enumerate(circle)
     }
     return Graph(holders, threshold)
+
+
+def left_out(
+    graph: Graph, answered: Collection[int], complaints: Collection[tuple[int, int]]
+) -> list[int]:
+    """Whom a sum must do without, so that enough holders can open all boxes.
+
+    Of a client and a holder for whom its box does not open, either may have spoiled
+    it. Who is in most such pairs is left out first. A few who lie about many others
+    are therefore left out themselves, or nobody is.
+
+    Args:
+        graph: of the attempt.
+        answered: who is there to open the sum.
+        complaints: such pairs.
+    """
+    rest, found = set(complaints), []
+
+    def short(client: int) -> bool:
+        there = [one for one in graph.holders[client] if one in answered]
+        good = [holder for holder in there if (client, holder) not in rest]
+        return len(good) < graph.threshold
+
+    while any(short(owner) for owner, _ in rest):
+        counted = Counter(one for pair in sorted(rest) for one in pair)
+        found.append(counted.most_common(1)[0][0])
+        rest = {pair for pair in rest if found[-1] not in pair}
+    return found
 
 
 @lru_cache(maxsize=64)
