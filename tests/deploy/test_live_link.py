@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     port = flwr_processes.free_port()
     place = tmp_path_factory.mktemp("live") / "lab"
     where = {"host": "127.0.0.1", "port": port, "link_port": port}
-    provision(place, nodes=["alice"], **where)
+    provision(place, nodes=["alice"], with_keys=True, **where)
     settings = settings_of(place)
     flwr_processes.connect(settings)
     command = flwr_processes.link_command(settings)

@@ -26,7 +26,7 @@ from fedblend.deploy.client.policy import (
     load_policy,
     sends_updates_only,
 )
-from fedblend.deploy.ops.provision import template
+from fedblend.deploy.ops.templating import template
 from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric

@@ -375,6 +375,20 @@ def test_nodes_that_are_told_different_things_make_no_sum(change, tmp_path):
     assert np.abs(found).min() > 1
 
 
+def test_a_secret_that_is_cut_off_masks_nothing(tmp_path):
+    """An empty file, or one of zeros, is a mask that everybody knows."""
+    lied = Lied(tmp_path, "round")
+    path = lied.federation.folder / f"node{VICTIM}" / "trial" / "secure.secret"
+    whole = path.read_bytes()
+    line = "secure.secret: the file is damaged on the disk of this node; restore it fr"
+    for data in (b"", bytes(32), whole[:31], whole[:32], whole[:-1], whole + b"0"):
+        path.write_bytes(data)
+        assert line in refused(lied.ask("round"))
+        assert path.read_bytes() == data
+    path.write_bytes(whole)
+    assert lied.ask("round").kind == "round"
+
+
 def test_numbers_that_are_not_finite_stay_on_the_node(tmp_path):
     lied = Lied(tmp_path, "round")
     header, metadata, body = apart(lied.sent["round", 1, VICTIM])

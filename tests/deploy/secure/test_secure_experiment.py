@@ -56,7 +56,8 @@ def rows(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab") / "lab"
-    provision(folder, host="127.0.0.1", nodes=["alice", "bob", "carol"])
+    names = ["alice", "bob", "carol"]
+    provision(folder, host="127.0.0.1", nodes=names, with_keys=True)
     return folder
 
 

@@ -4,8 +4,9 @@
 
 A node takes the keys of the others from this file and from nowhere else, so that a
 server cannot put a key of its own in the place of a node's. ``fedblend federation
-init`` writes it, with a ``secure.key`` for each client: clients of one node have keys
-of their own, so that no two pairs of clients have the same masks.
+keys`` makes a ``secure.key`` for each client, and ``fedblend federation roster`` writes
+this file. Clients of one node have keys of their own, so that no two pairs of clients
+have the same masks.
 """
 
 import base64
@@ -41,12 +42,17 @@ def _key(text: str) -> str:
     return text
 
 
-class RosterEntry(Table):
+class PublicKey(Table):
+    """The public half of a client's key for secure sums."""
+
+    client: Index
+    key: Annotated[str, AfterValidator(_key)]
+
+
+class RosterEntry(PublicKey):
     """A client as the others know it; ``name`` is that of its node."""
 
     name: Word
-    client: Index
-    key: Annotated[str, AfterValidator(_key)]
 
 
 class Roster(Table):
@@ -87,7 +93,7 @@ def keys_of(settings: ClientSettings) -> Keys:
 @lru_cache(maxsize=16)
 def _keys(own: bytes, roster: bytes, client: int, secure_key: Path, path: Path) -> Keys:
     """All from the bytes of their files, which are parsed once."""
-    private, found = _private(own, secure_key), parse_as(Roster, roster, path)
+    private, found = private_key(own, secure_key), parse_as(Roster, roster, path)
     keys = {node.client: base64.b64decode(node.key) for node in found.nodes}
     if len(keys) != len(found.nodes) or len(set(keys.values())) != len(keys):
         raise ConfigError(f"{path}: nodes: has a client or a key twice")
@@ -99,7 +105,12 @@ def _keys(own: bytes, roster: bytes, client: int, secure_key: Path, path: Path) 
     return Keys(private, keys, {node.client: node.name for node in found.nodes})
 
 
-def _private(data: bytes, path: Path) -> X25519PrivateKey:
+def private_key(data: bytes, path: Path) -> X25519PrivateKey:
+    """A key from the bytes of its file.
+
+    Raises:
+        ConfigError: they are no such key.
+    """
     try:
         key = load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
