@@ -50,7 +50,7 @@ def test_a_round_goes_on_without_a_node_whose_boxes_do_not_open(tmp_path):
     assert server.round == 3
     assert named(federation) == {GUILTY: [c for c in range(CLIENTS) if c != GUILTY]}
     lines = [one["others"] for _, one in federation.notes if "others" in one]
-    why = f"client {GUILTY} rejected: boxes of its shares do not open"
+    why = f"client {GUILTY} rejected: boxes that it made or holds do not open"
     assert lines == ["all replied", why, "all replied"]
     # The models are those of a round in which that node is not.
     gone = {("share", 1): {GUILTY}}
@@ -73,6 +73,6 @@ def test_a_few_bad_boxes_are_made_up_for_by_others(tmp_path):
 
 def test_too_few_others_are_one_line_that_names_the_node(tmp_path):
     federation = spoiling(tmp_path, slice(None), secure={"least": 8})
-    line = f"7 of 8 clients answered, 8 are needed; client {GUILTY} rejected: boxes of"
+    line = f"7 of 8 clients answered, 8 are needed; client {GUILTY} rejected: boxes"
     with pytest.raises(BelowQuorum, match=line):
         finished(federation)

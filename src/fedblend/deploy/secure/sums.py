@@ -207,7 +207,7 @@ class SecureSum:
         spoiled = left_out(self.graph, replies.accepted, complaints)
         for client in spoiled:
             replies.accepted.pop(client, None)
-            replies.rejected[client] = "boxes of its shares do not open"
+            replies.rejected[client] = "boxes that it made or holds do not open"
         try:
             self._require("answered", replies, least)
             self._require_nodes(replies)
