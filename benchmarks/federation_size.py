@@ -393,7 +393,7 @@ def keys(folder: Path, nodes: int) -> None:
     port = flwr_processes.free_port()
     names = [f"node{number}" for number in range(nodes)]
     where = {"host": "127.0.0.1", "port": port, "link_port": port}
-    provision(folder, nodes=names, **where)
+    provision(folder, nodes=names, with_keys=True, **where)
     settings = load_as(ServerSettings, folder / "server" / "server.toml")
     flwr_processes.connect(settings)
     command, log = flwr_processes.link_command(settings), settings.folder / "link.log"

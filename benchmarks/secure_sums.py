@@ -74,7 +74,7 @@ def loopback(turns):
     names = [f"node{n}" for n in range(NODES)]
     with tempfile.TemporaryDirectory() as place:
         lab = Path(place) / "lab"
-        provision(lab, host="127.0.0.1", nodes=names)
+        provision(lab, host="127.0.0.1", nodes=names, with_keys=True)
         for number, name in enumerate(names):
             own = federation_work.rows(number, WIDTH)
             write_rows(lab / "nodes" / name, own, None)

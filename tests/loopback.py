@@ -168,8 +168,10 @@ class LoopbackFederation:
     def _sums(self) -> SecureSums | None:
         if self.secure is None:
             return None
-        own = {name: self.secure[name] for name in self.secure if name != "least"}
-        return SecureSums(self.folder / "server", **own)
+        known = {
+            name: self.secure[name] for name in ("bits", "clip") & self.secure.keys()
+        }
+        return SecureSums(self.folder / "server", **known)
 
     def note(self, event: str, **fields: Any) -> str:
         self.notes.append((event, fields))

@@ -47,7 +47,8 @@ def loopback_only(monkeypatch):
 def lab(tmp_path_factory) -> Path:
     """A federation of two nodes; to be read only."""
     folder = tmp_path_factory.mktemp("federation") / "lab"
-    provision(folder, host="127.0.0.1", nodes=["alice", "bob"], port=8443)
+    where = {"host": "127.0.0.1", "port": 8443}
+    provision(folder, nodes=["alice", "bob"], with_keys=True, **where)
     return folder
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.local_cluster import Rows, processes_of, write_rows
-from fedblend.deploy.ops.provision import HOME, provision
+from fedblend.deploy.ops.provision import provision
+from fedblend.deploy.ops.templating import HOME
 
 SERVER, NETWORK, PORT, LINK_PORT = "server", "10.77.0", 8443, 8000
 ROUTE = "$remote_addr $uri $request_length $bytes_sent"
@@ -99,6 +100,7 @@ class Hosts:
             nodes=self.names,
             port=PORT,
             link_port=LINK_PORT,
+            with_keys=True,
         )
         for name, own in rows.items():
             write_rows(self.home(name), own, policy)

@@ -16,9 +16,10 @@ from fedblend.config import toml
 from fedblend.deploy import message as messages
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.permissions import Refusal
+from fedblend.deploy.client.state import with_checksum
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message
-from fedblend.deploy.ops.provision import template
 from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.templating import template
 
 CLIENT, ROWS, WIDTH = 0, 64, 4
 COLUMNS = ["age", "dose", "weight", "height"]
@@ -69,7 +70,7 @@ def write_node(home: Path, seed: int = 0, policy: str | None = None) -> NodeSett
         '[data]\nfile = "rows.csv"\ntarget = "state"\n'
     )
     (home / "state").mkdir(mode=0o700)
-    (home / "state" / "batches.key").write_bytes(SECRET)
+    (home / "state" / "batches.key").write_bytes(with_checksum(SECRET))
     return load_as(NodeSettings, home / "node.toml")
 
 

@@ -441,6 +441,6 @@ def test_a_key_that_is_none_is_one_line(lab, tmp_path):
     for key, reason in ((home / "ca.crt", "is no private key"), (tmp_path, "Is a dir")):
         with pytest.raises(RunError, match=reason):
             FleetClient("127.0.0.1:1", home / "ca.crt", key, print)
-    for ca, reason in ((home / "node.pub", "is no cert"), (tmp_path, "Is a dir")):
+    for ca, reason in ((home / "public.toml", "is no cert"), (tmp_path, "Is a dir")):
         with pytest.raises(RunError, match=reason):
             FleetClient("127.0.0.1:1", ca, home / "node.key", print)

@@ -12,8 +12,8 @@ from configured import experiment
 from fedblend.config.config import dump
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.ops.demo import POLICY, _rows, config_of
-from fedblend.deploy.ops.provision import template
 from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.templating import template
 from fedblend.deploy.server.run import run_server
 from fedblend.experiments import results
 from loopback import LoopbackTransport

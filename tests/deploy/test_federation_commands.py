@@ -26,9 +26,12 @@ def fails(capsys, *arguments) -> str:
 
 def test_from_init_to_doctor(capsys, place):
     found = ["init", "lab", "--host", "127.0.0.1", "--port", "1", "--nodes", "a, b"]
-    assert main(["federation", *found]) == 0
-    said = capsys.readouterr().out
-    assert said == "wrote lab for 2 nodes; read lab/README.md\n"
+    assert main(["federation", *found, "--with-keys"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "wrote lab for 2 nodes; read lab/README.md"
+    assert (
+        second == "whoever has lab can open what any node masks, and pose as any node"
+    )
     assert main(["federation", "renew", "lab", "--days", "20"]) == 0
     assert "wrote lab/server/server.key and" in capsys.readouterr().out
     assert main(["federation", "doctor", "lab/server/server.toml"]) == 0

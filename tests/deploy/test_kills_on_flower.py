@@ -7,6 +7,7 @@ of the undisturbed one. Minutes each: run with ``-m slow``.
 """
 
 import contextlib
+import hashlib
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from configured import apfl_on_nodes
 
 from fedblend.config import toml
 from fedblend.config.config import check
+from fedblend.deploy.client.state import with_checksum
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.provision import provision
@@ -63,7 +65,8 @@ class Federation:
         self.folder = folder
         port = flwr_processes.free_port()
         names = list(NAMES)
-        provision(folder, host="127.0.0.1", nodes=names, port=port, link_port=port)
+        where = {"host": "127.0.0.1", "port": port, "link_port": port}
+        provision(folder, nodes=names, with_keys=True, **where)
         rng = np.random.default_rng(0)
         for name in names:
             home = folder / "nodes" / name
@@ -72,7 +75,9 @@ class Federation:
             np.savez(home / "rows.npz", inputs=inputs, targets=targets)
             # The same batches in all federations.
             (home / "state").mkdir(exist_ok=True, mode=0o700)
-            (home / "state" / "batches.key").write_bytes(name.encode() * 8)
+            (home / "state" / "batches.key").write_bytes(
+                with_checksum(hashlib.sha256(name.encode()).digest())
+            )
             settings = home / "node.toml"
             text = settings.read_text().replace("rows.csv", "rows.npz")
             flag = f"supernode = {str(supernodes).lower()}\n[data]"

@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     port = flwr_processes.free_port()
     place = tmp_path_factory.mktemp("live") / "lab"
     where = {"host": "127.0.0.1", "port": port, "link_port": port}
-    provision(place, nodes=["alice"], **where)
+    provision(place, nodes=["alice"], with_keys=True, **where)
     settings = settings_of(place)
     flwr_processes.connect(settings)
     command = flwr_processes.link_command(settings)
@@ -87,7 +87,7 @@ def test_a_node_comes_and_goes(folder, fleet):
 
 def test_a_stranger_is_refused(fleet, tmp_path):
     key = tmp_path / "other.key"
-    key.write_bytes(node_key("other").key)
+    key.write_bytes(node_key().key)
     stranger = fleet(key)
     with pytest.raises((Lost, Failed)):
         stranger.activate(10.0)
@@ -137,7 +137,7 @@ def test_many_keys_are_registered_on_one_connection(folder, monkeypatch):
     entries = list(settings.nodes)
     for client, name in enumerate(names, len(entries)):
         key = settings.nodes[0].key.with_name(f"{name}.pub")
-        key.write_bytes(node_key(name).public)
+        key.write_bytes(node_key().public)
         entries.append(NodeEntry.model_construct(name=name, key=key, client=client))
     registration.register(settings.model_copy(update={"nodes": entries}))
     assert len(opened) == 1

@@ -20,6 +20,10 @@ app = typer.Typer(
 Days = Annotated[
     int, typer.Option(metavar="N", help="How long the certificate is valid.")
 ]
+NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
+ServerPath = Annotated[
+    Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
+]
 
 
 def require_extra() -> None:
@@ -53,10 +57,15 @@ def init(
         Path | None,
         typer.Option(metavar="FILE", help="A frozen base for adapters, .safetensors."),
     ] = None,
+    with_keys: Annotated[
+        bool,
+        typer.Option("--with-keys", help="Make the keys of nodes here; for trials."),
+    ] = False,
 ) -> None:
-    """Make keys, certificates and settings for a server and its nodes.
+    """Make certificates and settings for a server and its nodes.
 
-    What goes where is in README.md of the folder.
+    What goes where is in README.md of the folder. Nodes make their own keys, with
+    fedblend federation keys.
 
     [bold]Example[/bold]
 
@@ -75,8 +84,73 @@ def init(
         days=days,
         clients_per_node=clients_per_node,
         base=base,
+        with_keys=with_keys,
     )
     typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")
+    if with_keys:
+        typer.echo(
+            f"whoever has {folder} can open what any node masks, and pose as any node"
+        )
+
+
+@app.command("keys")
+def keys(settings: NodePath = Path("node.toml")) -> None:
+    """Make the keys of a node, on the node, and show fingerprints to compare.
+
+    No key that is there is overwritten. The public halves are in public.toml beside
+    the file, for fedblend federation roster. Where the node has a roster.toml, the
+    fingerprints of all nodes are shown: compare them with those that the others see on
+    their nodes, over the phone.
+
+    [bold]Example[/bold]
+
+    fedblend federation keys node.toml
+    """
+    require_extra()
+    from fedblend.deploy.ops import node_keys
+    from fedblend.deploy.ops.settings import NodeSettings, load_as
+    from fedblend.deploy.secure.roster import Roster, keys_of
+
+    public, made = node_keys.make_keys(settings)
+    names = ", ".join(path.name for path in made) or "no key; all were there"
+    typer.echo(f"made {names}; hand over {settings.parent / node_keys.PUBLIC}")
+    typer.echo(str(node_keys.print_of("this node", public)))
+    known = load_as(NodeSettings, settings)
+    if known.roster is not None and known.roster.exists():
+        for own in known.client_settings().values():
+            keys_of(own)
+        typer.echo(f"all nodes of {known.roster.name}:")
+        for one in node_keys.prints_of_roster(load_as(Roster, known.roster)):
+            typer.echo(str(one))
+
+
+@app.command("roster")
+def roster(
+    settings: ServerPath,
+    public: Annotated[
+        list[Path],
+        typer.Argument(metavar="PUBLIC...", help="Files public.toml of nodes."),
+    ],
+) -> None:
+    """Collect the public keys of nodes into roster.toml, and show fingerprints.
+
+    Also writes the keys by which the link knows the nodes. Every node needs a copy of
+    roster.toml for secure sums, and whoever runs it compares the fingerprints.
+
+    [bold]Example[/bold]
+
+    fedblend federation roster server.toml alice.toml bob.toml carol.toml
+    """
+    require_extra()
+    from fedblend.deploy.ops import node_keys
+
+    found = node_keys.collect(settings, public)
+    for one in found:
+        typer.echo(str(one))
+    wanted = [node.name for node in server_settings(settings).nodes]
+    missing = set(wanted) - {one.name for one in found}
+    more = f"; missing: {', '.join(sorted(missing))}" if missing else ""
+    typer.echo(f"wrote {settings.parent / node_keys.ROSTER}, for every node{more}")
 
 
 @app.command("renew")
@@ -169,14 +243,6 @@ def audit(
     typer.echo(
         f"{file}: {found.lines} lines, unbroken{known}; newest hash {found.head}"
     )
-
-
-NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
-
-
-ServerPath = Annotated[
-    Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
-]
 
 
 HostedClient = Annotated[

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, named_by_key
-from fedblend.core import Algorithm
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import bound, certified, results, run_folder
 from fedblend.experiments.alone import STAGES
@@ -256,7 +255,7 @@ def stages(
 
 
 def _tuned_rate(
-    spec: RunSpec, build: Callable[[Any], Algorithm], folder: Folder, metric: str
+    spec: RunSpec, build: Callable[[Any], Any], folder: Folder, metric: str
 ) -> float:
     """The factor of the rate, from a checkpoint if there is one."""
     for stage in STAGES:

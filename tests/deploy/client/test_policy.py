@@ -26,7 +26,7 @@ from fedblend.deploy.client.policy import (
     Rows,
     load_policy,
 )
-from fedblend.deploy.ops.provision import template
+from fedblend.deploy.ops.templating import template
 from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric

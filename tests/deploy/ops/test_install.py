@@ -57,7 +57,9 @@ def test_a_node_is_set_up_by_one_command(own, tmp_path):
 
 def test_a_node_that_hosts_several_clients_is_set_up_by_one_command(tmp_path):
     lab, rows = tmp_path / "lab", tmp_path / "rows"
-    provision(lab, host="127.0.0.1", nodes=["gate", "way"], clients_per_node=3)
+    provision(
+        lab, host="127.0.0.1", nodes=["gate", "way"], clients_per_node=3, with_keys=True
+    )
     rows.mkdir()
     for client in (3, 4, 5):
         (rows / f"{client}.parquet").write_text(ROWS)
@@ -70,6 +72,16 @@ def test_a_node_that_hosts_several_clients_is_set_up_by_one_command(tmp_path):
     assert all(file.exists() for file in files.values())
     wrong = install(lab, "gate", tmp_path / "gate", "--rows", str(rows / "3.parquet"))
     assert "is no folder with a file for each client" in wrong.stderr
+
+
+def test_a_node_makes_its_keys_where_it_is(tmp_path):
+    lab, place = tmp_path / "lab", tmp_path / "bob" / HOME / "node"
+    provision(lab, host="127.0.0.1", nodes=["alice", "bob"])
+    done = install(lab, "bob", tmp_path / "bob")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "made node.key, secure.key; hand over" in done.stdout
+    for name in ("node.key", "secure.key", "public.toml"):
+        assert stat.S_IMODE((place / name).stat().st_mode) == 0o600
 
 
 def test_the_server_is_set_up_by_one_command(own, tmp_path):

@@ -112,7 +112,7 @@ as_root = pytest.mark.skipif(
 def federation(tmp_path) -> Path:
     port = flwr_processes.free_port()
     where = {"host": "127.0.0.1", "port": port, "link_port": port}
-    provision(tmp_path / "lab", nodes=["alice"], **where)
+    provision(tmp_path / "lab", nodes=["alice"], with_keys=True, **where)
     return tmp_path / "lab"
 
 

@@ -31,6 +31,7 @@ from fedblend.deploy.ops.settings import (
     client_at,
     load_as,
 )
+from fedblend.deploy.ops.templating import PROGRAM
 from fedblend.deploy.secure.party import public_key
 from fedblend.deploy.secure.roster import keys_of
 from fedblend.errors import RunError
@@ -43,6 +44,7 @@ EXPECTED = {
     *(f"server/{name}" for name in ("ca.crt", "server.crt", "server.key")),
     *(f"server/{name}" for name in ("server.toml", "nginx.conf", "trial.toml")),
     "server/fedblend-link.service",
+    "server/roster.toml",
     "server/nodes/alice.pub",
     "server/nodes/bob.pub",
     *(
@@ -51,7 +53,7 @@ EXPECTED = {
         for name in (
             "ca.crt",
             "node.key",
-            "node.pub",
+            "public.toml",
             "secure.key",
             "roster.toml",
             "node.toml",
@@ -93,7 +95,6 @@ def test_settings_and_policy_can_be_read(lab):
         folder = lab / "nodes" / entry.name
         node = load_as(NodeSettings, folder / "node.toml")
         assert (node.client, node.server) == (entry.client, server.address)
-        assert (folder / "node.pub").read_bytes() == entry.key.read_bytes()
         # What the file spells out are the defaults.
         assert load_policy(node.policy) == Policy()
 
@@ -104,7 +105,8 @@ def test_keys_of_nodes_are_of_their_kind(lab):
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert isinstance(key.curve, ec.SECP384R1)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    assert (folder / "node.pub").read_bytes() == public + b" alice\n"
+    known = lab / "server" / "nodes" / "alice.pub"
+    assert known.read_bytes() == public + b" alice\n"
 
 
 def test_openssh_reads_the_keys(lab):
@@ -225,9 +227,7 @@ def test_systemd_reads_the_units(lab, tmp_path):
         copy = tmp_path / unit.name
         # The program is not installed where tests run.
         text = unit.read_text()
-        copy.write_text(
-            text.replace(str(provision.PROGRAM), shutil.which("true") or "")
-        )
+        copy.write_text(text.replace(str(PROGRAM), shutil.which("true") or ""))
         done = subprocess.run(
             [analyze, "verify", "--man=no", copy], capture_output=True, text=True
         )
@@ -237,9 +237,8 @@ def test_systemd_reads_the_units(lab, tmp_path):
 
 
 def test_nodes_may_host_several_clients(tmp_path):
-    provision.provision(
-        tmp_path, host="127.0.0.1", nodes=["gate", "way"], clients_per_node=3
-    )
+    hosts = {"nodes": ["gate", "way"], "clients_per_node": 3}
+    provision.provision(tmp_path, host="127.0.0.1", with_keys=True, **hosts)
     server = load_as(ServerSettings, tmp_path / "server" / "server.toml")
     assert [node.hosted for node in server.nodes] == [(0, 1, 2), (3, 4, 5)]
     assert server.clients == 6
@@ -249,9 +248,10 @@ def test_nodes_may_host_several_clients(tmp_path):
     assert own.folder == tmp_path / "nodes" / "way" / "state" / "client-4"
     assert own.data.file == tmp_path / "nodes" / "way" / "rows" / "4.csv"
     # Two clients with one key would have the same masks with a third.
-    keys = [keys_of(one)[0] for one in node.client_settings().values()]
+    keys = [keys_of(one).private for one in node.client_settings().values()]
     assert len({public_key(key) for key in keys}) == 3
-    assert len(keys_of(own)[1]) == 6
+    assert len(keys_of(own).public) == 6
+    assert keys_of(own).names == {c: "gate" if c < 3 else "way" for c in range(6)}
     assert contract_of(load(tmp_path / "server" / "trial.toml")).clients == 6
     assert "(clients 3 to 5)" in (tmp_path / "README.md").read_text()
     with pytest.raises(RunError, match="--clients-per-node: 0 is not between 1 and"):

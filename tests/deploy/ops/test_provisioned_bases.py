@@ -35,7 +35,9 @@ def away(monkeypatch, no_services):
 def made(folder: Path, base: Path | None) -> Path:
     """The folder of a new federation's first node."""
     nodes = ["alice", "bob"]
-    provision.provision(folder, host="127.0.0.1", nodes=nodes, base=base)
+    provision.provision(
+        folder, host="127.0.0.1", nodes=nodes, base=base, with_keys=True
+    )
     return folder / "nodes" / "alice"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from http_stub import serving
 
-from fedblend.deploy.ops import provision
+from fedblend.deploy.ops.templating import HOME
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not here")
@@ -43,7 +43,7 @@ def _nginx(folder: Path, lab: Path, link: int) -> Iterator[int]:
         port = free.getsockname()[1]
     text = (lab / "server" / "nginx.conf").read_text()
     for old, new in (
-        (str(provision.HOME / "server"), str(lab / "server")),
+        (str(HOME / "server"), str(lab / "server")),
         ("127.0.0.1:8000", f"127.0.0.1:{link}"),
         ("listen 8443 ssl", f"listen 127.0.0.1:{port} ssl"),
     ):

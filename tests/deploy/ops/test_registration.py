@@ -97,7 +97,7 @@ def test_a_retired_node_has_no_key_and_others_keep_their_numbers(link, own, sett
 
 def test_a_replaced_key_is_forgotten(link, own, settings):
     registration.register(settings)
-    new = node_key("alice").public
+    new = node_key().public
     (own / "server" / "nodes" / "alice.pub").write_bytes(new)
     registration.register(settings)
     assert sorted(link.keys) == ["2", "3"]

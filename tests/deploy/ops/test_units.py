@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from fedblend.deploy.ops.provision import PROGRAM
+from fedblend.deploy.ops.templating import PROGRAM
 
 ANALYZE = shutil.which("systemd-analyze")
 pytestmark = pytest.mark.skipif(ANALYZE is None, reason="systemd is not here")

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from fedblend.deploy.secure import graph as graphs
-from fedblend.deploy.secure.graph import degree_and_threshold, graph_of, least_of
+from fedblend.deploy.secure.graph import (
+    degree_and_threshold,
+    graph_of,
+    least_of,
+    left_out,
+)
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 8, 40, 50])
@@ -54,6 +59,21 @@ def test_the_tail_is_that_of_draws():
     expected = graphs._at_least(100, 20, 30, 8)
     spread = np.sqrt(expected * (1 - expected) / 500_000)
     assert abs((draws >= 8).mean() - expected) < 5 * spread
+
+
+def test_who_is_in_most_complaints_is_left_out():
+    """Of a client whose box does not open and the holder who says so, one is guilty."""
+    graph, all = graph_of(range(6), b""), range(6)
+    everybody = {(5, holder) for holder in range(5)}
+    assert left_out(graph, all, everybody) == [5]
+    assert left_out(graph, all, everybody | {(0, 4)}) == [5]
+    # Two shares less of five leave enough, and one liar takes one of everybody.
+    assert left_out(graph, all, {(5, 0), (5, 1)}) == []
+    assert left_out(graph, all, {(owner, 5) for owner in range(5)}) == []
+    there = [1, 2, 4, 5]
+    assert left_out(graph, there, {(owner, 5) for owner in range(5)}) == [5]
+    two = everybody | {(4, holder) for holder in (0, 1, 2, 3)}
+    assert left_out(graph, all, two) == [4, 5]
 
 
 def test_two_thirds():

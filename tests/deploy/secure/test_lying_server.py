@@ -3,6 +3,7 @@
 """A server that tries to see more than one sum of a round gets one line."""
 
 import atexit
+import base64
 import json
 import shutil
 import tempfile
@@ -46,6 +47,13 @@ class Lied:
         metadata["fields"] = json.dumps({**known, **fields})
         node = self.federation.nodes[1000 + client]
         return node.reply(forged(header, metadata, body))
+
+    def ask_as(self, kind: str, of: str, **fields) -> Message:
+        """The reply to a message of a kind, with the fields of one of another kind."""
+        known = {**self.fields(of), **fields}
+        message = Message(kind, "trial", VICTIM, 1, fields=known)
+        node = self.federation.nodes[1000 + VICTIM]
+        return messages.decode(node.reply(messages.encode(message)))
 
     def fields(self, kind: str, client: int = VICTIM) -> dict:
         return dict(messages.decode(self.sent[kind, 1, client]).fields)
@@ -148,7 +156,7 @@ def test_an_answer_that_changed_is_not_masked_again(lied):
 
 def test_all_others_cannot_be_said_to_be_gone(lied):
     for answered, line in (
-        ([VICTIM], "accept.min_cohort: a sum is of 1 clients; allowed: at least 3"),
+        ([VICTIM], "accept.min_cohort: a sum is of 1 nodes; allowed: at least 3"),
         (EVERYBODY[:5], "5 of 8 clients answered; allowed: at least 6"),
         (EVERYBODY[4:], "not among those who did"),
         ([*EVERYBODY, 99], "client 99 is not one of the sharers"),
@@ -174,8 +182,64 @@ def test_of_a_client_a_node_gives_one_share(lied):
 
 
 def test_a_cohort_below_the_minimum_is_refused(lied):
-    line = "policy accept.min_cohort: a sum is of 2 clients; allowed: at least 3"
+    line = "policy accept.min_cohort: a sum is of 2 nodes; allowed: at least 3"
     assert refused(lied.ask("share", attempt=1, members=[2, 3])) == line
+
+
+def shared(folder, members, **secure) -> Message:
+    """What a node that was enrolled says to an attempt with these members."""
+    federation = SecureFederation(folder, secure=secure)
+    server = federation.server()
+    while not (folder / f"node{VICTIM}" / "trial").exists():
+        server.step()
+    fields = {"attempt": 1, "members": members}
+    asked = Message("share", "trial", VICTIM, 2, fields=fields)
+    return messages.decode(
+        federation.nodes[1000 + VICTIM].reply(messages.encode(asked))
+    )
+
+
+def test_a_cohort_in_which_those_who_collude_could_open_an_answer_is_refused(tmp_path):
+    """``test_collusion.py`` has the attack: the server and two of six nodes."""
+    six = EVERYBODY[:6]
+    assert shared(tmp_path / "0", six, least=5).kind == "share"
+    reply = shared(tmp_path / "2", six, least=5, colluding=2)
+    assert refused(reply) == (
+        "policy accept.colluding: the number of clients of 2 other nodes is 2; "
+        "allowed: at most 1 in a cohort of 6"
+    )
+    seven = shared(tmp_path / "7", EVERYBODY[:7], least=5, colluding=2)
+    assert seven.kind == "share"
+
+
+def test_a_node_that_hosts_several_clients_counts_once(tmp_path):
+    """Three clients of one node are one node, and have as many shares as they are."""
+    names = dict.fromkeys((2, 3, 4), "gate")
+    line = "policy accept.min_cohort: a sum is of 1 nodes; allowed: at least 3"
+    assert refused(shared(tmp_path / "one", [2, 3, 4], names=names)) == line
+    names = dict.fromkeys((0, 1, 2), "gate")
+    reply = shared(tmp_path / "more", EVERYBODY, colluding=1, names=names)
+    assert "of 1 other nodes is 3; allowed: at most 2 in a cohort of 8" in refused(
+        reply
+    )
+    names = dict.fromkeys((1, 2, 3), "own")
+    own = shared(tmp_path / "own", EVERYBODY, colluding=1, names=names)
+    assert own.kind == "share"
+
+
+def test_a_server_does_not_ask_to_open_a_sum_of_too_few_nodes(tmp_path):
+    """Nodes would refuse it for good; another attempt may have more."""
+    names = {0: "gate", 1: "gate", **{c: f"n{c}" for c in EVERYBODY[2:]}}
+    gone = {("round", 1): {7}}
+    secure = {"least": 7, "names": names}
+    federation = SecureFederation(tmp_path, gone=gone, secure=secure, quorum=0.5)
+    server = federation.server()
+    server.collection._summing = server.collection._summing._replace(names=names)  # pyright: ignore
+    with pytest.raises(BelowQuorum, match="clients of 6 nodes answered, 7 are needed"):
+        federation.complete(server)
+    federation.transport.gone = {}
+    federation.complete(server)
+    assert server.round == 3
 
 
 def test_a_server_waits_for_as_many_as_the_policies_demand(tmp_path):
@@ -224,14 +288,32 @@ def test_sharing_for_the_next_round_obeys_the_same_rules(lied):
 
 
 def test_a_server_cannot_put_in_shares_of_its_own(lied):
-    table = np.zeros((CLIENTS - 1, SHARES_BYTES), np.uint8)
-    head = messages.decode(lied.sent["unmask", 1, VICTIM])
-    data = messages.encode(head._replace(arrays={}), {"boxes": table})
-    node = lied.federation.nodes[1000 + VICTIM]
-    reply = messages.decode(node.reply(data))
-    assert "a box of another node does not open" in refused(reply)
-    data = messages.encode(head._replace(arrays={}), {"boxes": table[1:]})
-    assert "has no boxes" in refused(messages.decode(node.reply(data)))
+    own = base64.b64encode(bytes(SHARES_BYTES)).decode()
+    for boxes in ([own] * (CLIENTS - 2), ["ä"] * (CLIENTS - 1), "all", None):
+        assert "has no boxes" in refused(lied.ask("unmask", boxes=boxes))
+    reply = lied.ask("unmask", boxes=[own] * (CLIENTS - 1))
+    assert reply.fields["damaged"] == [c for c in EVERYBODY if c != VICTIM]
+    # It has given its own share of its own seed, in a box; and that is all.
+    assert "a sum of round 1 was opened" in refused(lied.ask("unmask", attempt=1))
+    assert "was opened" in refused(lied.ask("unmask"))
+
+
+def test_a_server_that_spoils_boxes_gets_no_sum_of_fewer(tmp_path):
+    """Nodes name honest ones, and still agree to no smaller cohort, U1 or U2."""
+    lied = Lied(tmp_path, "round")
+    spoiled = lied.fields("round")["boxes"]
+    spoiled[:6] = [base64.b64encode(bytes(SHARES_BYTES)).decode()] * 6
+    reply = lied.ask("round", boxes=spoiled)
+    others = [client for client in EVERYBODY if client != VICTIM]
+    assert reply.fields["damaged"] == others[:6]
+    few, attempt = [3, 7], {"attempt": 1}
+    line = "policy accept.min_cohort: a sum is of 2 nodes; allowed: at least 3"
+    assert refused(lied.ask("share", members=few, **attempt)) == line
+    asked = {"boxes": [], "answered": few}
+    assert line == refused(lied.ask_as("unmask", "round", **asked))
+    nonces = [pair for pair in lied.fields("round")["nonces"] if pair[0] in few]
+    other = Lied(tmp_path / "other", "round")
+    assert line == refused(other.ask("round", nonces=nonces, boxes=spoiled[-1:]))
 
 
 def test_what_is_not_masked_is_refused(lied):
@@ -291,6 +373,20 @@ def test_nodes_that_are_told_different_things_make_no_sum(change, tmp_path):
     found = tampered(tmp_path / "lying", change)
     assert np.abs(honest).max() < 10
     assert np.abs(found).min() > 1
+
+
+def test_a_secret_that_is_cut_off_masks_nothing(tmp_path):
+    """An empty file, or one of zeros, is a mask that everybody knows."""
+    lied = Lied(tmp_path, "round")
+    path = lied.federation.folder / f"node{VICTIM}" / "trial" / "secure.secret"
+    whole = path.read_bytes()
+    line = "secure.secret: the file is damaged on the disk of this node; restore it fr"
+    for data in (b"", bytes(32), whole[:31], whole[:32], whole[:-1], whole + b"0"):
+        path.write_bytes(data)
+        assert line in refused(lied.ask("round"))
+        assert path.read_bytes() == data
+    path.write_bytes(whole)
+    assert lied.ask("round").kind == "round"
 
 
 def test_numbers_that_are_not_finite_stay_on_the_node(tmp_path):

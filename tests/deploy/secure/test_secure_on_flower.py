@@ -130,7 +130,7 @@ def without_masks(method: str, place: Path, gone=None) -> dict[str, bytes]:
     """
     place = place / "plain"
     lab = place / "lab"
-    provision(lab, host="127.0.0.1", nodes=NAMES)
+    provision(lab, host="127.0.0.1", nodes=NAMES, with_keys=True)
     homes = [lab / "nodes" / name for name in NAMES]
     for client, home in enumerate(homes):
         write_rows(home, rows_of(client), POLICY)

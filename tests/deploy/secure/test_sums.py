@@ -11,7 +11,7 @@ from parties import Parties
 
 from fedblend.deploy.secure import opening, shamir
 from fedblend.deploy.secure.graph import least_of
-from fedblend.deploy.secure.masks import SecureError, unseal
+from fedblend.deploy.secure.masks import SecureError, seal, unseal
 from fedblend.deploy.secure.opening import unmask
 from fedblend.deploy.secure.party import Party
 
@@ -41,6 +41,38 @@ def test_a_third_may_be_gone_of_a_sparse_graph(bits):
     assert len(opening) == 40
     found = parties.run(sharing, answering, opening)
     np.testing.assert_array_equal(found, parties.sum(answering))
+
+
+def test_boxes_that_do_not_open_are_made_up_for_by_others():
+    """Two of six holders have nothing of the first node, or one of one that is gone."""
+    parties = Parties(6)
+    first, last = parties.members[0], parties.members[-1]
+    spoiled = {(first, c) for c in parties.members[1:3]}
+    whole, size = parties.boxes_for, 2 * shamir.SHARE_BYTES + 28
+    parties.boxes_for = lambda holder, shared: {
+        c: bytes(size) if (c, holder) in spoiled else box
+        for c, box in whole(holder, shared).items()
+    }
+    found = parties.run(parties.members, parties.members, parties.members)
+    np.testing.assert_array_equal(found, parties.sum(parties.members))
+    spoiled |= {(first, parties.members[3])}
+    with pytest.raises(
+        SecureError, match="client 2: 3 shares of a secret, 4 are needed"
+    ):
+        parties.run(parties.members, parties.members, parties.members)
+    spoiled.clear()
+    spoiled.add((last, parties.members[1]))
+    found = parties.run(parties.members, parties.members[:-1], parties.members[:-1])
+    np.testing.assert_array_equal(found, parties.sum(parties.members[:-1]))
+
+
+def test_a_box_with_anything_but_two_shares_does_not_open():
+    parties = Parties(3)
+    holder, owner, _ = parties.members
+    key = parties.parties[owner]._with(holder, "shares", owner, holder)
+    for content in (b"", bytes(shamir.SHARE_BYTES), bytes(2 * shamir.SHARE_BYTES + 1)):
+        assert parties.parties[holder].damaged({owner: seal(key, content)}) == [owner]
+    assert not parties.parties[holder].damaged({owner: seal(key, bytes(66))})
 
 
 def test_too_few_open_nothing():

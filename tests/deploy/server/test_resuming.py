@@ -36,7 +36,7 @@ def _refusing(address, data):
 def stopped(tmp_path_factory):
     """A federation of three nodes, and an experiment that stopped in its round 1."""
     place = write_rows(tmp_path_factory.mktemp("stopped"))
-    provision(place / "lab", host="127.0.0.1", nodes=NAMES, port=1)
+    provision(place / "lab", host="127.0.0.1", nodes=NAMES, port=1, with_keys=True)
     how = method("fedavg", place, rounds=2) + "[measure]\nlocal = false\n"
     transport = LoopbackTransport(nodes(place, place, SILENT))
     transport.spoil = _refusing

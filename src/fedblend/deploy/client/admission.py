@@ -105,14 +105,14 @@ class Admission:
             _refuse(limits.too_small(policy.accept, contract.config))
             first = agreement.read_agreement(self.settings.folder)
             _refuse(agreement.split_refusal(policy.rows, contract, first))
-            means_of(self.settings, contract.config, policy.accept.min_cohort)
+            means_of(self.settings, contract.config, policy.accept)
         return contract
 
     def _secure(self, policy: Policy, terms: Mapping[str, Any]) -> Any:
         """What the secure sums of an experiment need; None where it has none."""
-        least = policy.accept.min_cohort
         with _refusing():
-            return means_of(self.settings, self._parse(terms["config"]).config, least)
+            config = self._parse(terms["config"]).config
+            return means_of(self.settings, config, policy.accept)
 
     def _rows(self, policy: Policy, contract: "Contract") -> "dict[str, Shards]":
         """The rows of the node, if the experiment is about what was agreed on."""

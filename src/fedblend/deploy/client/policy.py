@@ -83,6 +83,7 @@ class Accept(Table):
     statistics: bool = False
     secure: bool = False
     min_cohort: Annotated[int, within(Number(least=2, whole=True))] = 3
+    colluding: Index = 0
     min_rows: Index = 20
     min_part_rows: Index = 4
     min_batch_rows: Index = 8

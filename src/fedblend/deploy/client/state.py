@@ -32,6 +32,7 @@ from fedblend.simulation.serialize import (
 
 MODEL = "personal.safetensors"
 """The model that the client deploys."""
+SECRET_BYTES = 32
 STATES = 3
 """Kept on disk: the one to start from, the newest, and one before, in case the server
 itself goes back to its last checkpoint but one."""
@@ -255,11 +256,25 @@ def remove_experiment(place: Path) -> None:
 
 
 def read_secret(folder: Path, name: str = "batches.key") -> bytes:
-    """A secret of a node, such as that of its batches; it is drawn on first use."""
+    """A secret of a node, such as that of its batches; it is drawn on first use.
+
+    Raises:
+        WireError: it is not what was written: whoever knows that a file is empty, or
+            cut off, would know all that is drawn from it.
+    """
     path = folder / name
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
-        secret = secrets.token_bytes(32)
-        write_atomically(path, secret)
-        return secret
+        data = with_checksum(secrets.token_bytes(SECRET_BYTES))
+        write_atomically(path, data)
+    secret = data[:SECRET_BYTES]
+    if len(secret) < SECRET_BYTES or data != with_checksum(secret):
+        damaged = "the file is damaged on the disk of this node"
+        raise WireError(f"{name}: {damaged}; restore it from a copy")
+    return secret
+
+
+def with_checksum(secret: bytes) -> bytes:
+    """What the file of a secret has."""
+    return secret + hashlib.sha256(secret).digest()

@@ -81,12 +81,12 @@ def server_certificate(signer: Pair, host: str, days: int) -> Pair:
     return Pair(_pem(key), _signed(builder, above_key))
 
 
-def node_key(name: str) -> Pair:
+def node_key() -> Pair:
     """A node's key in OpenSSH's format, ECDSA P-384."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return Pair(private, public + f" {name}\n".encode())
+    return Pair(private, public)
 
 
 def secure_key() -> Pair:

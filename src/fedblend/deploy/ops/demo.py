@@ -26,7 +26,7 @@ from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.deploy.ops import submit
 from fedblend.deploy.ops.flwr_processes import interrupted_by_sigterm
 from fedblend.deploy.ops.local_cluster import LocalCluster, local_cluster
-from fedblend.deploy.ops.provision import template
+from fedblend.deploy.ops.templating import template
 from fedblend.errors import RunError
 from fedblend.experiments.demo import CLASSES, CLIENTS
 from fedblend.experiments.run_folder import Folder

@@ -80,6 +80,7 @@ def local_cluster(
         link_port=port,
         clients_per_node=1 if isinstance(first, Mapping) else len(first),
         base=base,
+        with_keys=True,
     )
     settings = load_as(ServerSettings, folder / "server" / "server.toml")
     cluster = LocalCluster(settings, folder)

@@ -1,18 +1,11 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A new federation: keys, certificates and settings for the server and every node.
-
-The files of ``templates`` are nginx, systemd and TOML as those programs read them, with
-``@name@`` where a value goes.
-"""
+"""A new federation: certificates and settings for the server and every node."""
 
 import base64
 import io
-import os
-import re
 import tarfile
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 
 from fedblend import __version__
@@ -20,6 +13,7 @@ from fedblend.config.toml import visible
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.base_files import base_files
 from fedblend.deploy.ops.flwr_processes import environment
+from fedblend.deploy.ops.node_keys import PUBLIC, ROSTER, collect, make_keys
 from fedblend.deploy.ops.settings import (
     CLIENT,
     HOST_RULE,
@@ -31,16 +25,13 @@ from fedblend.deploy.ops.settings import (
     listed,
     load_as,
 )
+from fedblend.deploy.ops.templating import HOME, PROGRAM, render, write_private
 from fedblend.errors import RunError
 
 MAX_DAYS = 825
 """TLS clients have begun to refuse a server's certificate that is valid for longer."""
 MAX_HOSTED = 10_000
 """Clients of one node."""
-HOME = Path("/var/lib/fedblend")
-"""Where the units and the proxy expect the files of a machine."""
-PROGRAM = Path("/opt/fedblend/bin/fedblend")
-"""Where fedblend is installed."""
 _NGINX_THERE = (
     'if [ -z "$ROOT" ] && ! command -v nginx >/dev/null; then\n'
     '    command -v apt-get >/dev/null || fail "nginx: is missing; install it first"\n'
@@ -48,8 +39,6 @@ _NGINX_THERE = (
     "    apt-get install --yes --quiet nginx >/dev/null\n"
     "fi"
 )
-USER, FLOWER_USER = "fedblend", "fedblend-flower"
-"""Who owns rows and states, and who runs the SuperNode of a node."""
 
 
 def provision(
@@ -62,8 +51,9 @@ def provision(
     days: int = 365,
     clients_per_node: int = 1,
     base: Path | None = None,
+    with_keys: bool = False,
 ) -> None:
-    """Write the keys, certificates and settings of all machines of a federation.
+    """Write the certificates and settings of all machines of a federation.
 
     Args:
         folder: where it goes; must not exist, or be empty.
@@ -75,6 +65,8 @@ def provision(
         clients_per_node: clients that each node hosts.
         base: a frozen base for adapters, .safetensors. Every machine gets a copy, or
             where it is large its name and sha256 alone.
+        with_keys: make the keys of all nodes here, for a trial. Whoever has this folder
+            can then open what any node sends.
 
     Raises:
         RunError: one line that says what is wrong.
@@ -90,7 +82,7 @@ def provision(
     address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = certificates.authority("fedblend federation")
     _folders(folder, nodes)
-    _write(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
+    write_private(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
     clients = {
         name: range(number * clients_per_node, (number + 1) * clients_per_node)
         for number, name in enumerate(nodes)
@@ -101,9 +93,10 @@ def provision(
         f"`sh {name}.sh{usage}` |\n"
         for name, own in clients.items()
     )
-    _write(folder, {"README.md": render("README.md", address=address, rows=table)})
+    readme = render("README.md", address=address, rows=table)
+    write_private(folder, {"README.md": readme})
     server = folder / "server"
-    _write(
+    write_private(
         server,
         {
             "ca.crt": signer.public,
@@ -113,22 +106,12 @@ def provision(
             "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
-    _write(server / "bases", bases)
+    write_private(server / "bases", bases)
     _certify(server, signer, host, days)
-    secure = {
-        client: certificates.secure_key() for own in clients.values() for client in own
-    }
-    roster = _roster_toml(clients, {client: secure[client].public for client in secure})
     for name, own in clients.items():
-        pair = certificates.node_key(name)
-        _write(server / "nodes", {f"{name}.pub": pair.public})
-        _write(
+        write_private(
             folder / "nodes" / name,
             {
-                "node.key": pair.key,
-                "node.pub": pair.public,
-                **{_secure_name(own, client): secure[client].key for client in own},
-                "roster.toml": roster,
                 "ca.crt": signer.public,
                 "node.toml": _node_toml(address, own),
                 "policy.toml": render("policy.toml"),
@@ -136,10 +119,24 @@ def provision(
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
         )
-        _write(folder / "nodes" / name / "bases", bases)
+        write_private(folder / "nodes" / name / "bases", bases)
+    if with_keys:
+        _make_all_keys(folder, nodes)
+    for name, own in clients.items():
         script = folder / f"{name}.sh"
         _script(folder / "nodes" / name, script, name, address, len(own))
     _script(server, folder / "server.sh", None, address)
+
+
+def _make_all_keys(folder: Path, nodes: Sequence[str]) -> None:
+    """What operators do on their machines, for all of them."""
+    homes = [folder / "nodes" / name for name in nodes]
+    for home in homes:
+        make_keys(home / "node.toml")
+    collect(folder / "server" / "server.toml", [home / PUBLIC for home in homes])
+    roster = (folder / "server" / ROSTER).read_bytes()
+    for home in homes:
+        write_private(home, {ROSTER: roster})
 
 
 def _usage(clients: int) -> str:
@@ -169,26 +166,9 @@ def _script(
         check=_NGINX_THERE if node is None else "",
         install=render(f"install_{kind}.sh").decode().rstrip(),
     )
-    _write(script.parent, {script.name: text + base64.encodebytes(packed.getvalue())})
-
-
-def template(name: str) -> str:
-    """The text of a template."""
-    return (resources.files("fedblend.deploy.ops") / "templates" / name).read_text(
-        "utf-8"
+    write_private(
+        script.parent, {script.name: text + base64.encodebytes(packed.getvalue())}
     )
-
-
-def render(name: str, /, **values: object) -> bytes:
-    """A template with its values."""
-    known = {
-        "home": HOME,
-        "program": PROGRAM,
-        "user": USER,
-        "flower_user": FLOWER_USER,
-        **values,
-    }
-    return re.sub(r"@(\w+)@", lambda at: str(known[at[1]]), template(name)).encode()
 
 
 def _node_toml(address: Address, clients: Sequence[int]) -> bytes:
@@ -198,7 +178,7 @@ def _node_toml(address: Address, clients: Sequence[int]) -> bytes:
         address=address,
         clients=_clients_line(clients),
         file=file,
-        secure_key=_secure_name(clients),
+        secure_key="secure.key" if len(clients) == 1 else f"secure-{CLIENT}.key",
     )
 
 
@@ -217,24 +197,6 @@ def _server_toml(
         for name, own in nodes.items()
     )
     return render("server.toml", address=address, link=link, nodes=entries)
-
-
-def _roster_toml(
-    nodes: Mapping[str, Sequence[int]], keys: Mapping[int, bytes]
-) -> bytes:
-    """The roster of the clients of these nodes, with their public keys."""
-    entries = "".join(
-        f'\n[[nodes]]\nname = "{name}"\nclient = {client}\n'
-        f'key = "{keys[client].decode()}"\n'
-        for name, own in nodes.items()
-        for client in own
-    )
-    return render("roster.toml", nodes=entries)
-
-
-def _secure_name(clients: Sequence[int], client: int | str = CLIENT) -> str:
-    """The file of the key for secure sums of one of a node's clients."""
-    return "secure.key" if len(clients) == 1 else f"secure-{client}.key"
 
 
 def _nginx(address: Address, link: Address) -> bytes:
@@ -275,7 +237,7 @@ def renew(folder: Path, *, days: int = 365) -> None:
 
 def _certify(server: Path, signer: certificates.Pair, host: str, days: int) -> None:
     pair = certificates.server_certificate(signer, host, days)
-    _write(server, {"server.key": pair.key, "server.crt": pair.public})
+    write_private(server, {"server.key": pair.key, "server.crt": pair.public})
 
 
 def _check(folder: Path, host: str, nodes: Sequence[str], days: int) -> None:
@@ -317,14 +279,3 @@ def _folders(folder: Path, nodes: Sequence[str]) -> None:
     for path in (folder, *(folder / name for name in inside)):
         path.mkdir(exist_ok=True)
         path.chmod(0o700)
-
-
-def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Files that nobody else can read; a key is never readable, not even at first."""
-    for name, data in files.items():
-        beside = folder / f"{name}.new"
-        beside.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with open(os.open(beside, flags, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(beside, folder / name)

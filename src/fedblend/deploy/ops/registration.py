@@ -133,4 +133,7 @@ def _digest(node: NodeEntry) -> str:
     try:
         return hashlib.sha256(node.key.read_bytes()).hexdigest()
     except OSError as error:
-        raise RunError(f"{node.key}: {error.strerror}") from None
+        raise RunError(
+            f"{node.key}: {error.strerror}; fedblend federation roster writes it, from "
+            "public.toml of the node"
+        ) from None

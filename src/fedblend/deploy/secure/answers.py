@@ -7,8 +7,10 @@ node's disk: what leaves is masked, once for every attempt at the sum of a round
 A request that comes again gets the same answer, another one a refusal.
 """
 
+import base64
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,9 +34,9 @@ from fedblend.deploy.message import (
 from fedblend.deploy.secure import records, summand
 from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
 from fedblend.deploy.secure.fixed_point import FixedPoint
-from fedblend.deploy.secure.graph import least_of
+from fedblend.deploy.secure.graph import least_of, most_colluding
 from fedblend.deploy.secure.masks import SecureError
-from fedblend.deploy.secure.party import SHARES_BYTES, Party
+from fedblend.deploy.secure.party import Party
 
 
 class Means(NamedTuple):
@@ -49,7 +51,15 @@ class Means(NamedTuple):
     roster: Mapping[int, bytes]
     """The public keys of all nodes, by client."""
     least: int
-    """Clients that a sum must have; a node's policy decides."""
+    """Nodes that a sum must have; a node's policy decides."""
+    colluding: int = 0
+    """Of other nodes, how many may collude with the server; they are in ``least``."""
+    names: Mapping[int, str] = {}
+    """Of the nodes, by client; a client without one is a node of its own."""
+
+    def node(self, client: int) -> str:
+        """The node that a client is on."""
+        return self.names.get(client, str(client))
 
 
 def enroll(job: Job) -> bytes:
@@ -121,11 +131,7 @@ def unmask(job: Job) -> bytes:
     view = view._replace(nonces={int(c): n for c, n in view.nonces.items()})
     answered = some_of(job.request.fields.get("answered"), view.nonces, "sharers")
     _check_enough(job, attempt, answered, "answered")
-    others = attempt.graph.neighbors(job.request.client, view.nonces)
-    sent = job.request.arrays.get("['boxes']", np.zeros(0))
-    if sent.dtype != np.uint8 or sent.shape != (len(others), SHARES_BYTES):
-        raise Refusal("message: has no boxes with the shares of the other nodes")
-    boxes = {other: row.tobytes() for other, row in zip(others, sent, strict=True)}
+    boxes = _boxes(job, attempt, view)
     found = _party(job, attempt).open(view, answered, boxes)
     audit = job.done("opened", round=round, clients=len(answered))
     payload = {
@@ -135,7 +141,8 @@ def unmask(job: Job) -> bytes:
         "box": _bytes(found.box),
     }
     told, early = _share_for_next(job)
-    reply = encode(job.request.reply(audit=audit, **told), {**payload, **early})
+    head = job.request.reply(audit=audit, damaged=found.damaged, **told)
+    reply = encode(head, {**payload, **early})
     records.write(place, "opened", round, {"digest": job.digest}, reply)
     records.remove_old(place)
     return reply
@@ -192,6 +199,8 @@ def _masked(
         )
     _refuse_opened(job)
     view, weight = _view(job, attempt, broadcast)
+    # Before it is settled whose sum this is: who spoils boxes can be left out.
+    damaged = _party(job, attempt).damaged(_boxes(job, attempt, view))
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
         audit = job.done("round", round=round)
@@ -217,7 +226,8 @@ def _masked(
         about["dtype"] = kept.dtype.name
         records.write(place, "masked", round, about, kept.tobytes())
     sent = _party(job, attempt).mask(attempt.fixed_point.encode(own, weight), view)
-    return encode(job.request.reply(audit=audit, **job.told), {"masked": sent})
+    head = job.request.reply(audit=audit, damaged=damaged, **job.told)
+    return encode(head, {"masked": sent})
 
 
 def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
@@ -240,13 +250,25 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     return view, min(own, largest) / largest
 
 
+def _boxes(job: Job, attempt: Attempt, view: View) -> dict[int, bytes]:
+    """The boxes with the shares for this node, by the client they are of."""
+    others = attempt.graph.neighbors(job.request.client, view.nonces)
+    sent: Any = job.request.fields.get("boxes")
+    try:
+        found = [base64.b64decode(box, validate=True) for box in sent]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) != len(others):
+        raise Refusal("message: has no boxes with the shares of the other nodes")
+    return dict(zip(others, found, strict=True))
+
+
 def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) -> None:
     """Refuse a sum of too few, or one that this node is not in."""
     own, all, means = job.request.client, len(attempt.keys), _means(job)
     if own not in some:
         raise Refusal(f"message: client {own} {what}, and is not among those who did")
-    if len(some) < means.least:
-        raise Refusal(_too_few(means, len(some)))
+    _check_nodes(means, some)
     holders = 1 + len(attempt.graph.neighbors(own, some))
     if len(some) < least_of(all) or holders < attempt.graph.threshold:
         raise Refusal(
@@ -255,9 +277,30 @@ def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) ->
         )
 
 
-def _too_few(means: Means, count: int) -> str:
-    allowed = f"at least {means.least}"
-    return refusal_line("accept.min_cohort", "a sum", f"of {count} clients", allowed)
+def _check_nodes(means: Means, some: Sequence[int]) -> None:
+    """Refuse a sum of clients on too few nodes."""
+    count = len({means.node(client) for client in some})
+    if count < means.least:
+        allowed = f"at least {means.least}"
+        if means.colluding:
+            allowed += f", {means.colluding} of which may collude"
+        value = f"of {count} nodes"
+        raise Refusal(refusal_line("accept.min_cohort", "a sum", value, allowed))
+
+
+def _check_collusion(means: Means, members: Sequence[int], client: int) -> None:
+    """Refuse a cohort in which nodes that collude could open a single answer.
+
+    Shares are those of clients: a node has as many as it has clients in the cohort.
+    """
+    others = Counter(means.node(one) for one in members)
+    del others[means.node(client)]
+    found = sum(count for _, count in others.most_common(means.colluding))
+    most = most_colluding(len(members))
+    if found > most:
+        where = f"the number of clients of {means.colluding} other nodes"
+        allowed = f"at most {most} in a cohort of {len(members)}"
+        raise Refusal(refusal_line("accept.colluding", where, found, allowed))
 
 
 def _attempt(job: Job) -> Attempt:
@@ -271,8 +314,8 @@ def _attempt(job: Job) -> Attempt:
     members = some_of(fields.get("members"), means.roster, "nodes of roster.toml")
     if client not in members:
         raise Refusal(f"message: client {client} is not a member of this cohort")
-    if len(members) < means.least:
-        raise Refusal(_too_few(means, len(members)))
+    _check_nodes(means, members)
+    _check_collusion(means, members, client)
     fixed_point = FixedPoint(means.bits, means.clip, len(members))
     own = {member: means.roster[member] for member in members}
     return Attempt(job.request.experiment, job.request.round, number, own, fixed_point)

@@ -18,7 +18,8 @@ condition, which is for a server that lies.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from math import comb
 from typing import NamedTuple
@@ -48,6 +49,16 @@ def least_of(nodes: int) -> int:
     return -(-2 * nodes // 3)
 
 
+def most_colluding(nodes: int) -> int:
+    """Of so many nodes, how many may collude with a server that lies and gain nothing.
+
+    In a complete graph c nodes that have any view make two thresholds t together with
+    n - c honest ones if 2 (t - c) <= n - c, that is c >= 2 t - n, which is n / 3 or
+    more: 3 c + 1 nodes are enough.
+    """
+    return (nodes - 1) // 3 if nodes <= COMPLETE else nodes // COLLUDING
+
+
 def graph_of(members: Sequence[int], seed: bytes) -> Graph:
     """The graph of a cohort; ``seed`` puts large ones in their order."""
     degree, threshold = degree_and_threshold(len(members))
@@ -68,13 +79,41 @@ def graph_of(members: Sequence[int], seed: bytes) -> Graph:
     return Graph(holders, threshold)
 
 
+def left_out(
+    graph: Graph, answered: Collection[int], complaints: Collection[tuple[int, int]]
+) -> list[int]:
+    """Whom a sum must do without, so that enough holders can open all boxes.
+
+    Of a client and a holder for whom its box does not open, either may have spoiled
+    it. Who is in most such pairs is left out first. A few who lie about many others
+    are therefore left out themselves, or nobody is.
+
+    Args:
+        graph: of the attempt.
+        answered: who is there to open the sum.
+        complaints: such pairs.
+    """
+    rest, found = set(complaints), []
+
+    def short(client: int) -> bool:
+        there = [one for one in graph.holders[client] if one in answered]
+        good = [holder for holder in there if (client, holder) not in rest]
+        return len(good) < graph.threshold
+
+    while any(short(owner) for owner, _ in rest):
+        counted = Counter(one for pair in sorted(rest) for one in pair)
+        found.append(counted.most_common(1)[0][0])
+        rest = {pair for pair in rest if found[-1] not in pair}
+    return found
+
+
 @lru_cache(maxsize=64)
 def degree_and_threshold(nodes: int) -> tuple[int, int]:
     """The number of neighbors of a node, and the threshold."""
     complete = nodes - 1, least_of(nodes)
     if nodes <= COMPLETE:
         return complete
-    colluding, left = nodes // COLLUDING, nodes - nodes // GONE
+    colluding, left = most_colluding(nodes), nodes - nodes // GONE
     others, threshold = nodes - 1, 2
     for degree in range(2, others, 2):
         # A threshold that was too small for fewer holders is too small for more.

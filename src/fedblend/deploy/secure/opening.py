@@ -43,7 +43,7 @@ def unmask(
         found = {
             holder + 1: readable[holder][client]
             for holder in graph.holders[client]
-            if holder in readable
+            if client in readable.get(holder, {})
         }
         try:
             secret = shamir.combine(found, graph.threshold)
@@ -95,5 +95,6 @@ def _readable(
         found[owner] = {
             client: content[at * size : (at + 1) * size]
             for at, client in enumerate(clients)
+            if client not in one.damaged
         }
     return found

@@ -18,6 +18,13 @@ r_i, and r_i is shared among its holders: a holder's token, which depends on the
 holder's own view, opens one share of r_i. A server that tells nodes different things
 therefore cannot read what they give.
 
+Boxes that do not open, by a fault of the node that made them or of the server that
+carried them, are named, and what the others hold may be enough. A server that spoils
+boxes gains nothing: of each it gets one share less, of the view that the node opens.
+It may then leave honest nodes out of another attempt, but members of an attempt are
+the server's choice anyway: a node that is asked to share, to answer or to open checks
+every set for itself, whatever it was told of boxes, and opens one view of a round.
+
 Reference: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine
 learning", CCS 2017. Where this differs from the paper: keys are exchanged once, seeds
 of pairs are recovered and never a node's key, masks depend on the message of the round,
@@ -61,6 +68,8 @@ class Opened(NamedTuple):
     """Its own share of r_i, which needs no token."""
     box: bytes
     """Under r_i: its share of b_j or e_j of every client j that it holds shares of."""
+    damaged: list[int]
+    """Clients whose boxes for this node do not open; ``box`` has zeros of them."""
 
 
 def public_key(private: X25519PrivateKey) -> bytes:
@@ -133,12 +142,15 @@ class Party:
     ) -> Opened:
         """Gives its shares: of b_j of those who answered, of e_j of the others.
 
-        ``boxes`` are those with the shares for this node, by the client they are of.
+        ``boxes`` are those with the shares for this node, by the client they are of. Of
+        one that does not open it gives nothing, and opens the others: whoever spoiled
+        it, a node or the server, has one share less.
         """
         own, graph, size = self.client, self.attempt.graph, shamir.SHARE_BYTES
         found = {own: self._shares("self")[own + 1]}
+        damaged = self.damaged(boxes)
         for other in graph.neighbors(own, view.nonces):
-            both = opened(self._with(other, "shares", other, own), boxes[other])
+            both = bytes(2 * size) if other in damaged else self._held(other, boxes)
             found[other] = both[:size] if other in answered else both[size:]
         agreed = token_view(view.digest(self.attempt.digest), answered)
         key = derive(self._secret, "answer", agreed)
@@ -154,7 +166,25 @@ class Party:
             ],
             own=shares[own + 1],
             box=seal(key, b"".join(found[client] for client in sorted(found))),
+            damaged=damaged,
         )
+
+    def damaged(self, boxes: Mapping[int, bytes]) -> list[int]:
+        """The clients whose boxes with shares for this node do not open."""
+        found = []
+        for other in sorted(boxes):
+            try:
+                self._held(other, boxes)
+            except SecureError:
+                found.append(other)
+        return found
+
+    def _held(self, other: int, boxes: Mapping[int, bytes]) -> bytes:
+        """The shares that another node has for this one: of b_j, then of e_j."""
+        both = opened(self._with(other, "shares", other, self.client), boxes[other])
+        if len(both) != 2 * shamir.SHARE_BYTES:
+            raise SecureError("a box of another node has no two shares")
+        return both
 
     def _own(self, purpose: str) -> bytes:
         """b_i, e_i and what else is this node's alone."""

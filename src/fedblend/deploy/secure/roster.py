@@ -4,15 +4,16 @@
 
 A node takes the keys of the others from this file and from nowhere else, so that a
 server cannot put a key of its own in the place of a node's. ``fedblend federation
-init`` writes it, with a ``secure.key`` for each client: clients of one node have keys
-of their own, so that no two pairs of clients have the same masks.
+keys`` makes a ``secure.key`` for each client, and ``fedblend federation roster`` writes
+this file. Clients of one node have keys of their own, so that no two pairs of clients
+have the same masks.
 """
 
 import base64
 import binascii
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -23,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.table import Index, Table, Word
+from fedblend.deploy.client.policy import Accept
 from fedblend.deploy.ops.settings import ClientSettings, parse_as
 from fedblend.deploy.secure.answers import Means
 from fedblend.deploy.secure.party import public_key
@@ -40,12 +42,17 @@ def _key(text: str) -> str:
     return text
 
 
-class RosterEntry(Table):
+class PublicKey(Table):
+    """The public half of a client's key for secure sums."""
+
+    client: Index
+    key: Annotated[str, AfterValidator(_key)]
+
+
+class RosterEntry(PublicKey):
     """A client as the others know it; ``name`` is that of its node."""
 
     name: Word
-    client: Index
-    key: Annotated[str, AfterValidator(_key)]
 
 
 class Roster(Table):
@@ -55,7 +62,17 @@ class Roster(Table):
     nodes: list[RosterEntry]
 
 
-def keys_of(settings: ClientSettings) -> tuple[X25519PrivateKey, dict[int, bytes]]:
+class Keys(NamedTuple):
+    """What a client knows of the keys for secure sums."""
+
+    private: X25519PrivateKey
+    public: dict[int, bytes]
+    """Of all clients."""
+    names: dict[int, str]
+    """Of the nodes of all clients."""
+
+
+def keys_of(settings: ClientSettings) -> Keys:
     """A client's own key, and the public keys of all clients.
 
     Raises:
@@ -74,11 +91,9 @@ def keys_of(settings: ClientSettings) -> tuple[X25519PrivateKey, dict[int, bytes
 
 
 @lru_cache(maxsize=16)
-def _keys(
-    own: bytes, roster: bytes, client: int, secure_key: Path, path: Path
-) -> tuple[X25519PrivateKey, dict[int, bytes]]:
-    """Both from the bytes of their files, which are parsed once."""
-    private, found = _private(own, secure_key), parse_as(Roster, roster, path)
+def _keys(own: bytes, roster: bytes, client: int, secure_key: Path, path: Path) -> Keys:
+    """All from the bytes of their files, which are parsed once."""
+    private, found = private_key(own, secure_key), parse_as(Roster, roster, path)
     keys = {node.client: base64.b64decode(node.key) for node in found.nodes}
     if len(keys) != len(found.nodes) or len(set(keys.values())) != len(keys):
         raise ConfigError(f"{path}: nodes: has a client or a key twice")
@@ -87,10 +102,15 @@ def _keys(
             f"{path}: nodes: the key of client {client} is not that of "
             f"{secure_key.name}"
         )
-    return private, keys
+    return Keys(private, keys, {node.client: node.name for node in found.nodes})
 
 
-def _private(data: bytes, path: Path) -> X25519PrivateKey:
+def private_key(data: bytes, path: Path) -> X25519PrivateKey:
+    """A key from the bytes of its file.
+
+    Raises:
+        ConfigError: they are no such key.
+    """
     try:
         key = load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -100,7 +120,7 @@ def _private(data: bytes, path: Path) -> X25519PrivateKey:
     return key
 
 
-def means_of(settings: ClientSettings, config: Config, least: int) -> Means | None:
+def means_of(settings: ClientSettings, config: Config, accept: Accept) -> Means | None:
     """What a node needs for the secure sums of an experiment, if it has them.
 
     Raises:
@@ -109,6 +129,9 @@ def means_of(settings: ClientSettings, config: Config, least: int) -> Means | No
     asked = config.federation or Federation()
     if not asked.secure:
         return None
-    private, keys = keys_of(settings)
+    private, keys, names = keys_of(settings)
     bits, clip = asked.secure_bits, asked.secure_clip
-    return Means(bits, clip, config.run.weights, private, keys, least)
+    # Of these nodes, min_cohort are left whoever colludes.
+    least, colluding = accept.min_cohort + accept.colluding, accept.colluding
+    own = (private, keys, least, colluding, names)
+    return Means(bits, clip, config.run.weights, *own)

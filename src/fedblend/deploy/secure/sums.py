@@ -6,8 +6,9 @@ Those who are gone in between are recovered from the others, as long as two thir
 the cohort are left. What an exchange led to is on disk before the next one begins.
 """
 
+import base64
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.deploy.message import UNKNOWN, Message, with_digest
 from fedblend.deploy.secure import shamir
-from fedblend.deploy.secure.attempt import View, graph_seed
-from fedblend.deploy.secure.graph import Graph, graph_of, least_of
+from fedblend.deploy.secure.attempt import View, graph_seed, some_of
+from fedblend.deploy.secure.graph import Graph, graph_of, least_of, left_out
 from fedblend.deploy.secure.masks import KEY_BYTES, OVERHEAD, SecureError
 from fedblend.deploy.secure.opening import unmask
 from fedblend.deploy.secure.party import KEY_SHARE_BYTES, SHARES_BYTES, Opened
@@ -78,13 +79,9 @@ class SecureSum:
         what: str,
         requests: Mapping[int, tuple[Message, PyTree]],
     ):
-        self.summing, self.what, self.requests = summing, what, requests
+        self.summing, self.what = summing, what
         self.round = next(iter(requests.values()))[0].round
-        self.progress = self._begun(sorted(requests))
-        members, number = self.progress.members, self.progress.number
-        seed = graph_seed(summing.experiment, self.round, number, members)
-        self.graph = graph_of(members, seed)
-        self.fields = {"attempt": number, "members": members}
+        self._begin(requests)
 
     def open(
         self, empty: np.ndarray, quorum: int, following: Sequence[int] = ()
@@ -99,12 +96,16 @@ class SecureSum:
         Raises:
             BelowQuorum: too few are left; another call goes on.
         """
-        progress, lost = self.progress, []
-        least = max(quorum, least_of(len(progress.members)))
-        if progress.stage == SHARE:
-            lost.append(self._share(least))
-        view = View(progress.nonces, _broadcast(self.requests), self.summing.largest)
-        if progress.stage == MASK:
+        lost = []
+        while True:
+            progress = self.progress
+            least = max(quorum, least_of(len(progress.members)))
+            if progress.stage == SHARE:
+                lost.append(self._share(least))
+            told = _broadcast(self.requests), self.summing.largest
+            view = View(progress.nonces, *told)
+            if progress.stage == OPEN:
+                break
             progress.following = list(following)
             lost.append(self._mask(view, empty.copy(), max(least, progress.least)))
         openings = self._open()
@@ -124,6 +125,14 @@ class SecureSum:
             ) from None
         members, answered = progress.members, progress.answered
         return Summed(total, members, answered, _outcome(members, answered, lost))
+
+    def _begin(self, requests: Mapping[int, tuple[Message, PyTree]]) -> None:
+        """Go on with an attempt, or begin one, whose members have these requests."""
+        self.requests, self.progress = requests, self._begun(sorted(requests))
+        members, number = self.progress.members, self.progress.number
+        seed = graph_seed(self.summing.experiment, self.round, number, members)
+        self.graph = graph_of(members, seed)
+        self.fields = {"attempt": number, "members": members}
 
     def _begun(self, members: list[int]) -> Progress:
         """The attempt that is under way, or a new one, which is on disk."""
@@ -173,27 +182,44 @@ class SecureSum:
         return found if progress.number == 0 else {}
 
     def _mask(self, view: View, total: np.ndarray, least: int) -> Replies:
-        """Ask those who shared for their answers, and write whose sum this is."""
+        """Ask those who shared for their answers, and write whose sum this is.
+
+        Where too few holders can open the boxes of a member, another attempt begins
+        without it.
+        """
         told = {
             "nonces": sorted([client, nonce] for client, nonce in view.nonces.items()),
             "largest": view.largest,
         }
 
-        def accept(reply: Message) -> tuple[None]:
+        def accept(reply: Message) -> list[int]:
+            damaged = _damaged(reply, view.nonces)
             np.add(total, _array(reply, "masked", total.shape, total.dtype), out=total)
-            return (None,)
+            return damaged
 
-        heads = {}
+        heads, boxes = {}, self._boxes()
         for client in view.nonces:
             head, payload = self.requests[client]
-            heads[client] = (head._replace(fields={**self.fields, **told}), payload)
+            fields = {**self.fields, **told, "boxes": boxes[client]}
+            heads[client] = (head._replace(fields=fields), payload)
         replies = self._exchange(heads, accept, least)
+        complaints = self._noted(replies.accepted)
+        spoiled = left_out(self.graph, replies.accepted, complaints)
+        for client in spoiled:
+            replies.accepted.pop(client, None)
+            replies.rejected[client] = "boxes that it made or holds do not open"
         try:
             self._require("answered", replies, least)
+            self._require_nodes(replies)
         except BelowQuorum:
             # Nothing was opened: a new attempt may have other members.
             self._move_on(OVER)
             raise
+        if spoiled:
+            self._move_on(OVER)
+            rest = {c: one for c, one in self.requests.items() if c not in spoiled}
+            self._begin(rest)
+            return replies
         self.progress.answered = sorted(replies.accepted)
         self.progress.total = total
         self._move_on(OPEN)
@@ -222,22 +248,35 @@ class SecureSum:
                 _rows(_array(reply, "key_shares", (others, KEY_SHARE_BYTES))),
                 _array(reply, "own", (size,)).tobytes(),
                 _array(reply, "box", (held * size + OVERHEAD,)).tobytes(),
+                _damaged(reply, progress.nonces),
             )
 
-        places = {
-            owner: {holder: at for at, holder in enumerate(graph.neighbors(owner, all))}
-            for owner, all in graph.holders.items()
+        boxes, same = self._boxes(), {"answered": answered, **more}
+        heads = {
+            client: self._head("unmask", client, boxes=boxes[client], **same)
+            for client in answered
         }
-        heads = {}
-        for client in answered:
-            boxes = [
-                progress.boxes[owner][places[owner][client]]
-                for owner in graph.neighbors(client, progress.nonces)
-            ]
-            head, _ = self._head("unmask", client, answered=answered, **more)
-            table = np.array(boxes, np.uint8).reshape(-1, SHARES_BYTES)
-            heads[client] = (head, {"boxes": table})
-        return self._exchange(heads, accept, least_of(len(progress.members)))
+        replies = self._exchange(heads, accept, least_of(len(progress.members)))
+        self._noted({c: one.damaged for c, one in replies.accepted.items()})
+        return replies
+
+    def _boxes(self) -> dict[int, list[str]]:
+        """By holder: the boxes for it of all who shared, in order."""
+        graph, sent = self.graph, self.progress.boxes
+        found: dict[int, list[str]] = {holder: [] for holder in graph.holders}
+        for owner in sorted(self.progress.nonces):
+            others = graph.neighbors(owner, graph.holders[owner])
+            for holder, box in zip(others, sent[owner], strict=True):
+                found[holder].append(base64.b64encode(box.tobytes()).decode())
+        return found
+
+    def _noted(self, damaged: Mapping[int, Sequence[int]]) -> set[tuple[int, int]]:
+        """Pairs of a client and a holder for whom its box does not open; noted."""
+        found = {(owner, holder) for holder, some in damaged.items() for owner in some}
+        for owner in sorted({owner for owner, _ in found}):
+            holders = sorted(holder for one, holder in found if one == owner)
+            self.summing.exchanges.note_of(owner, "damaged boxes", holders=holders)
+        return found
 
     def _head(self, kind: str, client: int, **more: Any) -> tuple[Message, PyTree]:
         """A request with nothing in it but what the attempt is."""
@@ -261,9 +300,27 @@ class SecureSum:
                 + reasons(replies, names=self.summing.names)
             )
 
+    def _require_nodes(self, replies: Replies) -> None:
+        """Go on only with as many nodes as members demand, who would open no other."""
+        names, least = self.summing.names, self.progress.least
+        count = len({names.get(client, str(client)) for client in replies.accepted})
+        if count < least:
+            raise BelowQuorum(
+                f"{self.what}: clients of {count} nodes answered, {least} are needed; "
+                + reasons(replies, names=names)
+            )
+
     def _move_on(self, stage: str) -> None:
         self.progress.stage = stage
         write_progress(self.summing.folder, self.round, self.progress)
+
+
+def _damaged(reply: Message, known: Collection[int]) -> list[int]:
+    """The clients whose boxes do not open, as a holder says."""
+    try:
+        return some_of(reply.fields.get("damaged"), known, "sharers")
+    except SecureError as error:
+        raise Rejected(str(error)) from None
 
 
 def _broadcast(requests: Mapping[int, tuple[Message, PyTree]]) -> str:

@@ -18,13 +18,14 @@ from cryptography.hazmat.primitives.serialization import (
 from fedblend.deploy.ops.doctor.probes import RENEW, Finding, ending
 from fedblend.deploy.ops.settings import ServerSettings
 
+COPY = "copy it from the folder that fedblend federation init made"
+MAKE = "fedblend federation keys node.toml"
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
-def secret(path: Path) -> Iterator[Finding]:
+def secret(path: Path, advice: str) -> Iterator[Finding]:
     """Whether a secret key is there, and nobody else's to read."""
     if not path.exists():
-        advice = "copy it from the folder that fedblend federation init made"
         yield Finding("key is missing", str(path), "no such file", advice)
     yield from permissions("key", path, 0o600)
 
@@ -78,8 +79,7 @@ def x509_at(path: Path) -> x509.Certificate | Finding:
         value = error.strerror or str(error)
     except ValueError:
         value = "not a certificate in PEM format"
-    advice = "copy it from the folder that fedblend federation init made"
-    return Finding("certificate cannot be read", str(path), value, advice)
+    return Finding("certificate cannot be read", str(path), value, COPY)
 
 
 def _covers(shown: x509.Certificate, host: str) -> bool:
@@ -113,7 +113,7 @@ def _belongs(key: Path, shown: x509.Certificate) -> bool:
 
 def public_key(path: Path) -> Iterator[Finding]:
     """Whether a node's public key can be used."""
-    advice = "put the node's node.pub there"
+    advice = "fedblend federation roster puts it there, from public.toml of the node"
     try:
         key = load_ssh_public_key(path.read_bytes())
     except PermissionError:
@@ -137,5 +137,5 @@ def own_key(path: Path) -> Iterator[Finding]:
     except _UNREADABLE:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        advice = "make one with ssh-keygen -t ecdsa -b 384 -N ''"
+        advice = f"remove it; {MAKE} makes another one"
         yield Finding("is no ECDSA key of OpenSSH", str(path), "unusable", advice)

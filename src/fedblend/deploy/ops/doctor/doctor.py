@@ -19,7 +19,7 @@ from fedblend.deploy.client.bases import (
 )
 from fedblend.deploy.client.policy import Policy, load_policy
 from fedblend.deploy.ops.doctor import credentials
-from fedblend.deploy.ops.doctor.credentials import permissions, x509_at
+from fedblend.deploy.ops.doctor.credentials import COPY, MAKE, permissions, x509_at
 from fedblend.deploy.ops.doctor.probes import (
     Finding,
     attempted,
@@ -91,7 +91,7 @@ def _server(settings: ServerSettings) -> Iterator[Iterable[Finding]]:
                 "it serves everyone who reaches it; write 127.0.0.1:8000",
             )
         ]
-    yield credentials.secret(settings.key)
+    yield credentials.secret(settings.key, COPY)
     yield permissions("state folder", settings.folder, 0o700)
     yield credentials.authority(settings.ca)
     yield credentials.certificate(settings)
@@ -103,7 +103,7 @@ def _server(settings: ServerSettings) -> Iterator[Iterable[Finding]]:
 
 
 def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
-    yield credentials.secret(settings.key)
+    yield credentials.secret(settings.key, f"{MAKE} makes it")
     yield permissions("state folder", settings.folder, 0o700)
     yield permissions("state folder", settings.flower_folder, 0o700)
     # Who can write there could stand in for the worker.
@@ -126,16 +126,21 @@ def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
 
 
 def _roster(settings: ClientSettings) -> Iterator[Finding]:
-    """Whether the keys for secure sums can be used, where there are some."""
+    """Whether the key for secure sums is that of the roster, where there is one."""
     if settings.roster is None or settings.secure_key is None:
         return
-    yield from credentials.secret(settings.secure_key)
+    yield from credentials.secret(settings.secure_key, f"{MAKE} makes it")
+    if not settings.roster.exists():
+        advice = "get it from whoever runs the server, if sums are to be secure"
+        where, value = str(settings.roster), "no such file"
+        yield Finding("roster is missing", where, value, advice, fault=False)
+        return
     try:
         keys_of(settings)
     except ConfigError as error:
         if isinstance(error.__context__, PermissionError):
             raise error.__context__ from None
-        advice = "copy both from the folder that fedblend federation init made"
+        advice = f"compare fingerprints: {MAKE}"
         yield Finding("keys of secure sums are unusable", "roster", str(error), advice)
 
 

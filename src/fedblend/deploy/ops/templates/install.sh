@@ -3,7 +3,8 @@
 #
 #     sh @file@@usage@
 #
-# Secret keys are in this file: copy it over a channel you trust, and delete it afterwards.
+# This file says whom the machine trusts, and may hold secret keys: copy it over a channel
+# you trust, and delete it afterwards.
 # Variables:
 #     FEDBLEND=...     what pip installs: a version, a wheel or a folder of the source, such
 #                      as FEDBLEND='./fedblend-0.1.0-py3-none-any.whl[cli,flower]'

@@ -15,6 +15,7 @@ if [ -n "$target" ]; then
     sed "s|^# target = \"label\" .*|target = \"$escaped\"|" "$here/node.toml" > "$here/node.new"
     mv "$here/node.new" "$here/node.toml"
 fi
+[ -e "$here/node.key" ] || "$environment/bin/fedblend" federation keys "$here/node.toml"
 if [ -z "$ROOT" ]; then
     for user in @user@ @flower_user@; do
         id -u "$user" >/dev/null 2>&1 || useradd --system --user-group \
