@@ -1,0 +1,116 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What noise for rows costs: accuracy and time of a round, by data and noise.
+
+    python benchmarks/row_noise.py [--seeds 3] [--only digits]
+
+FedAvg without noise, clipped, and with noise of several sizes in ``row_noise``; every
+line is a mean over seeds, which draw splits, batches and noise. A round is timed in
+the second of two equal runs, over that without noise.
+"""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+import numpy as np
+
+import fedblend as fb
+from fedblend.data.datasets.hospitals import write_table
+from fedblend.theory.gaussian import row_epsilon
+
+DELTA = 1e-5
+NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
+ROUNDS = 60
+
+
+def digits(seed: int):
+    """Ten nodes of about 140 training rows."""
+    data = fb.datasets.load("digits")
+    parts = fb.partition.iid(len(data.rows[1]), 10, seed=seed)
+    return fb.federate(data.rows, parts, test=0.22, seed=seed), (8, 8, 1), 10
+
+
+def femnist(seed: int):
+    """Twenty writers with 100 rows or more."""
+    data = fb.datasets.load("femnist")
+    writers, counts = np.unique(data.keys, return_counts=True)
+    chosen = writers[counts >= 100][:20]
+    parts = [np.flatnonzero(data.keys == writer) for writer in chosen]
+    return fb.federate(data.rows, parts, test=0.2, seed=seed), (28, 28, 1), 62
+
+
+def hospitals(seed: int):
+    """The made-up table of 20 hospitals, standardized over all of them."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "hospitals.csv"
+        write_table(file, fb.datasets.hospitals())
+        data = fb.data.read(file, target="outcome", client="hospital")
+    parts = fb.partition.by_key(data.keys)
+    federated = fb.data.federate_dataset(data, parts, test=0.3, seed=seed)
+    return federated, federated.train.examples[0].shape[1:], 2
+
+
+DATA = {"digits": digits, "femnist": femnist, "hospitals": hospitals}
+WORKS = {
+    "1 step, all rows": fb.Work(0.5, 1, None),
+    "5 steps of 20 rows": fb.Work(0.1, 5, 20),
+}
+
+
+def accuracy(name: str, model_name: str, work, noise: float | None, seed: int):
+    federated, shape, classes = DATA[name](seed)
+    model = fb.models.build(model_name, shape, classes)
+    plain = fb.losses.cross_entropy(model.apply)
+    loss = plain if noise is None else fb.row_noise(plain, 3.0, noise)
+    measure = {"accuracy": fb.metrics.accuracy(model.apply)}
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        run = fb.simulate(
+            fb.fedavg(loss, work),
+            model.init,
+            federated,
+            jax.random.key(seed),
+            rounds=ROUNDS,
+            every=ROUNDS,
+            measure=measure,
+        )
+        found = run.summary()["measures"]["test"]["personal"]["accuracy"]["mean"]
+        times.append(time.perf_counter() - start)
+    return found, times[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=DATA)
+    parser.add_argument("--models", nargs="+", default=["softmax", "mlp"])
+    options = parser.parse_args()
+    for name in DATA:
+        if options.only not in (None, name):
+            continue
+        for model in options.models:
+            for label, work in WORKS.items():
+                base = None
+                for noise in (None, *NOISES):
+                    one = partial(accuracy, name, model, work, noise)
+                    found, seconds = zip(*map(one, range(options.seeds)), strict=True)
+                    base = base or np.median(seconds)
+                    spent = ""
+                    if noise:
+                        steps = {(noise, 1.0): ROUNDS * work.steps}
+                        spent = f"epsilon at most {row_epsilon(steps, DELTA):.3g}"
+                    print(
+                        f"{name} {model}, {label}: noise {noise} "
+                        f"accuracy {np.mean(found):.3f} "
+                        f"time x {np.median(seconds) / base:.2f} {spent}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
