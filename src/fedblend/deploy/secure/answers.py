@@ -10,6 +10,7 @@ A request that comes again gets the same answer, another one a refusal.
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -53,8 +54,17 @@ class Means(NamedTuple):
 
 
 def enroll(job: Job) -> bytes:
-    """Enrollment; what an algorithm sends with it stays here, for ``join``."""
+    """Enrollment; what an algorithm sends with it stays here, for ``join``.
+
+    States of one enrollment are not for rounds of another one.
+    """
     _up_shapes(job)
+    with suppress(FileNotFoundError):
+        if state.enrolled_by(job.place) != job.digest:
+            raise Refusal(
+                "message: this node was enrolled in this experiment with other terms, "
+                "or other first parameters"
+            )
     return encode(decode(answers.enroll(job)))
 
 
@@ -275,7 +285,8 @@ def _attempt(job: Job) -> Attempt:
         raise Refusal(_too_few(means, len(members)))
     fixed_point = FixedPoint(means.bits, means.clip, len(members))
     own = {member: means.roster[member] for member in members}
-    return Attempt(job.request.experiment, job.request.round, number, own, fixed_point)
+    terms, request = state.enrolled_by(job.place), job.request
+    return Attempt(request.experiment, request.round, number, own, fixed_point, terms)
 
 
 def _refuse_opened(job: Job) -> None:

@@ -155,7 +155,9 @@ class SecureSum:
         digest = found.most_common(1)[0][0] if found else ""
         for client in [c for c, one in replies.accepted.items() if one[0] != digest]:
             del replies.accepted[client]
-            replies.rejected[client] = "it has other keys in its roster.toml"
+            replies.rejected[client] = (
+                "it has other keys in its roster.toml, or was enrolled with other terms"
+            )
         self._require("shared", replies, least)
         accepted = dict(sorted(replies.accepted.items()))
         progress.digest = digest
