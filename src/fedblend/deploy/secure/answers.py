@@ -9,6 +9,7 @@ A request that comes again gets the same answer, another one a refusal.
 
 import hashlib
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -32,10 +33,14 @@ from fedblend.deploy.message import (
 )
 from fedblend.deploy.secure import records, summand
 from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
-from fedblend.deploy.secure.fixed_point import FixedPoint
+from fedblend.deploy.secure.fixed_point import FixedPoint, coarse
 from fedblend.deploy.secure.graph import least_of
 from fedblend.deploy.secure.masks import SecureError
 from fedblend.deploy.secure.party import SHARES_BYTES, Party
+
+MOST_CLIPPED = 0.01
+"""Fraction of an answer's numbers. What is clipped tells a sign, and nothing else of an
+answer hides it."""
 
 
 class Means(NamedTuple):
@@ -92,10 +97,10 @@ def join(job: Job) -> bytes:
         raise Refusal(f"message: nothing joins in round {job.request.round}")
     kept = decode(state.any_reply(job.place, ENROLLED))
 
-    def values() -> tuple[np.ndarray, str]:
+    def values() -> np.ndarray:
         key = keys.at(job.executor.setup.root, "enroll", 0, job.request.client)
         own, _ = payload_of(kept, (job.executor.join, ()), key)
-        return summand.as_vector(own), job.done("joined")
+        return summand.as_vector(own)
 
     return _masked(job, "", kept.digest, values)
 
@@ -109,10 +114,9 @@ def train(job: Job) -> bytes:
     executor = job.executor.for_request(digest)
     own = job._replace(request=plain, digest=digest, executor=executor)
 
-    def values() -> tuple[np.ndarray, str]:
-        head, (up, _) = answers.trained(own)
-        found = summand.Summand(executor.setup.algorithm, up).vector(up)
-        return found, head.fields["audit"]
+    def values() -> np.ndarray:
+        _, (up, _) = answers.trained(own)
+        return summand.Summand(executor.setup.algorithm, up).vector(up)
 
     return _masked(job, broadcast, f"{digest} {answers.protection_of(own)}", values)
 
@@ -176,19 +180,20 @@ ANSWERS = {
 
 
 def _masked(
-    job: Job,
-    broadcast: str,
-    source: str,
-    values: Callable[[], tuple[np.ndarray, str]],
+    job: Job, broadcast: str, source: str, values: Callable[[], np.ndarray]
 ) -> bytes:
     """One masked answer in an attempt; what it was is on disk before it leaves.
+
+    Whether a node answers must not depend on its rows, or a server would learn of them
+    without any sum. An answer that is not finite, or has too many numbers to clip, is
+    zeros in the sum, and nobody but the node's audit tells.
 
     Args:
         job: the request.
         broadcast: a hash of the message of the round.
         source: names all that the answer depends on; an answer that is on disk is
             masked again, in a later attempt too.
-        values: computes the answer; its numbers, and the newest hash of the audit.
+        values: computes the answer.
     """
     attempt, place, round = _attempt(job), job.place, job.request.round
     name, number = attempt.digest.hex(), attempt.number
@@ -204,16 +209,10 @@ def _masked(
     view, weight = _view(job, attempt, broadcast)
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
-        audit = job.done("round", round=round)
     elif again:
         raise Refusal("update: is not that of the first time; a mask hides one answer")
     else:
-        own, audit = values()
-    if not np.isfinite(own).all():
-        raise Refusal("update: has numbers that are not finite; nothing is sent")
-    clipped = attempt.fixed_point.clipped(own)
-    if clipped:
-        audit = job.done("clipped", round=round, numbers=clipped)
+        own = values()
     if not again:
         about = {
             "attempt": name,
@@ -226,7 +225,13 @@ def _masked(
         kept = short if (short == own).all() else own
         about["dtype"] = kept.dtype.name
         records.write(place, "masked", round, about, kept.tobytes())
-    sent = _party(job, attempt).mask(attempt.fixed_point.encode(own, weight), view)
+    clipped, finite = attempt.fixed_point.clipped(own, weight), np.isfinite(own).all()
+    fits = finite and clipped <= MOST_CLIPPED * own.size
+    # The server gets the hash of this line, and must not find the line by trying.
+    about = {"clipped": clipped, "zeros": not fits, "salt": secrets.token_hex(16)}
+    audit = job.done("masked", round=round, **about)
+    numbers = attempt.fixed_point.encode(own if fits else np.zeros_like(own), weight)
+    sent = _party(job, attempt).mask(numbers, view)
     return encode(job.request.reply(audit=audit, **job.told), {"masked": sent})
 
 
@@ -245,9 +250,9 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     if type(largest) is not float or not 0 < largest < math.inf:
         raise Refusal(f"message: {largest!r:.40} is no largest weight")
     weights = means.weights or job.executor.setup.algorithm.needs.weights
-    own = 1.0 if weights == "uniform" else float(job.executor.train_rows)
+    rows = 1 if weights == "uniform" else job.executor.train_rows
     view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
-    return view, min(own, largest) / largest
+    return view, min(float(coarse(np.float64(rows))), largest) / largest
 
 
 def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) -> None:
