@@ -177,7 +177,10 @@ class Kill:
             for place in self.state.iterdir():
                 if place.name in self.old or not place.is_dir():
                     continue
-                masked, opened = (records.newest(place, kind) for kind in records.KINDS)
+                masked, opened = (
+                    max(records.rounds(place, kind), default=-2)
+                    for kind in records.KINDS
+                )
                 if masked >= 2 and opened < masked:
                     for number in processes_of(self.made.home(VICTIM)):
                         os.kill(number, signal.SIGKILL)

@@ -107,10 +107,13 @@ def join(job: Job) -> bytes:
 
 def train(job: Job) -> bytes:
     """The client's update of a round, masked."""
-    # The attempt and its cohort change nothing of the update.
-    plain = job.request._replace(fields={})
-    broadcast = digest_of(plain._replace(base=UNKNOWN))
-    digest = hashlib.sha256(f"{broadcast} from {plain.base}".encode()).hexdigest()
+    plain, attempt = job.request._replace(fields={}), _attempt(job).digest.hex()
+    broadcast = digest_of(plain._replace(round=UNKNOWN, base=UNKNOWN))
+    if job.executor.setup.perturb is not None:
+        # Noise is drawn once for a round, and hides what two cohorts differ by.
+        attempt = f"{plain.experiment} {plain.round}"
+    name = f"{broadcast} from {plain.base} in {attempt}"
+    digest = hashlib.sha256(name.encode()).hexdigest()
     executor = job.executor.for_request(digest)
     own = job._replace(request=plain, digest=digest, executor=executor)
 
@@ -123,10 +126,18 @@ def train(job: Job) -> bytes:
 
 def unmask(job: Job) -> bytes:
     """What opens a sum: this node's shares, for one view of a round and no other."""
+    experiment, round = job.request.experiment, job.request.round
+    record = records.read(job.place, "opened", round)
+    if record is None or record.about["digest"] != job.digest:
+        record = _opened(job)
+    job.ledger.enter_sum(experiment, round, *record.about["sum"])
+    job.ledger.write(job.place.parent)
+    return record.data
+
+
+def _opened(job: Job) -> records.Record:
+    """Open a sum; what the node gives is on disk."""
     attempt, place, round = _attempt(job), job.place, job.request.round
-    before = records.read(place, "opened", round)
-    if before is not None and before.about["digest"] == job.digest:
-        return before.data
     _refuse_opened(job)
     masked = records.about(place, "masked", round)
     if masked.get("attempt") != attempt.digest.hex():
@@ -135,13 +146,16 @@ def unmask(job: Job) -> bytes:
     view = view._replace(nonces={int(c): n for c, n in view.nonces.items()})
     answered = some_of(job.request.fields.get("answered"), view.nonces, "sharers")
     _check_enough(job, attempt, answered, "answered")
+    summed = [*masked["sum"], answered]
+    _refuse_near(job, *summed)
     others = attempt.graph.neighbors(job.request.client, view.nonces)
     sent = job.request.arrays.get("['boxes']", np.zeros(0))
     if sent.dtype != np.uint8 or sent.shape != (len(others), SHARES_BYTES):
         raise Refusal("message: has no boxes with the shares of the other nodes")
     boxes = {other: row.tobytes() for other, row in zip(others, sent, strict=True)}
     found = _party(job, attempt).open(view, answered, boxes)
-    audit = job.done("opened", round=round, clients=len(answered))
+    about = {"round": round, "clients": len(answered), "attempt": attempt.digest.hex()}
+    audit = job.done("opened", **about)
     payload = {
         "tokens": _table(found.tokens),
         "key_shares": _table(found.key_shares),
@@ -150,9 +164,10 @@ def unmask(job: Job) -> bytes:
     }
     told, early = _share_for_next(job)
     reply = encode(job.request.reply(audit=audit, **told), {**payload, **early})
-    records.write(place, "opened", round, {"digest": job.digest}, reply)
+    about = {"digest": job.digest, "sum": summed}
+    records.write(place, "opened", round, about, reply)
     records.remove_old(place)
-    return reply
+    return records.Record(about, reply)
 
 
 def _share_for_next(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -207,6 +222,10 @@ def _masked(
         )
     _refuse_opened(job)
     view, weight = _view(job, attempt, broadcast)
+    # Without a message an answer depends on the node's state alone.
+    model = broadcast if job.request.arrays else f"{attempt.terms} {round}"
+    summed = model, f"{_weights(job)} {view.largest}"
+    _refuse_near(job, *summed, list(view.nonces))
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
     elif again:
@@ -219,6 +238,7 @@ def _masked(
             "number": number,
             "digest": job.digest,
             "source": source,
+            "sum": summed,
             "view": [dict(view.nonces), *view[1:]],
         }
         short = own.astype(np.float32)
@@ -237,7 +257,7 @@ def _masked(
 
 def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     """What the node is told before it answers, and its own weight."""
-    fields, means = job.request.fields, _means(job)
+    fields = job.request.fields
     nonces: Any = fields.get("nonces")
     if not isinstance(nonces, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
@@ -249,10 +269,9 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     largest: Any = fields.get("largest")
     if type(largest) is not float or not 0 < largest < math.inf:
         raise Refusal(f"message: {largest!r:.40} is no largest weight")
-    weights = means.weights or job.executor.setup.algorithm.needs.weights
-    rows = 1 if weights == "uniform" else job.executor.train_rows
+    rows = 1 if _weights(job) == "uniform" else job.executor.train_rows
     view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
-    return view, min(float(coarse(np.float64(rows))), largest) / largest
+    return view, min(float(coarse(np.asarray(float(rows)))), largest) / largest
 
 
 def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) -> None:
@@ -299,12 +318,31 @@ def _refuse_opened(job: Job) -> None:
 
     The sums of two attempts may differ by one client's answer.
     """
-    round, newest = job.request.round, records.newest(job.place, "opened")
+    round, known = job.request.round, job.ledger.opened
+    newest = known.get(job.request.experiment, UNKNOWN)
     if round <= newest:
         raise Refusal(
             f"message: a sum of round {newest} was opened; of a round that is not "
             "later no other sum is"
         )
+
+
+def _refuse_near(job: Job, model: str, weights: str, cohort: list[int]) -> None:
+    """Refuse a sum that differs by few clients from another one of the same model.
+
+    The difference of the two sums would be their answers; so it is where the same
+    clients have other weights.
+    """
+    differ, least = job.ledger.nearest(model, weights, cohort), _means(job).least
+    if differ < least:
+        raise Refusal(
+            "policy accept.min_cohort: a sum of this model was opened, with other "
+            f"weights or {differ} other clients; allowed: the same, or {least} others"
+        )
+
+
+def _weights(job: Job) -> str:
+    return _means(job).weights or job.executor.setup.algorithm.needs.weights
 
 
 def _up_shapes(job: Job) -> Any:

@@ -118,6 +118,9 @@ class SecureSum:
                 openings.accepted,
             )
         except SecureError as error:
+            if openings.refused and not openings.accepted:
+                # Nodes that refuse one set of answers may open another one.
+                self._move_on(OVER)
             why = reasons(openings, names=self.summing.names)
             raise BelowQuorum(
                 f"{self.what}: the sum is not open yet, {error}; {why}"
@@ -269,11 +272,12 @@ class SecureSum:
 
 
 def _broadcast(requests: Mapping[int, tuple[Message, PyTree]]) -> str:
-    """The hash of the message of a round, the same for all clients."""
+    """The hash of the message of a round, the same for all clients and rounds."""
     head, payload = next(iter(requests.values()))
     if head.kind == "join":
         return ""
-    return with_digest(head._replace(fields={}, base=UNKNOWN), payload).digest
+    same = head._replace(fields={}, round=UNKNOWN, base=UNKNOWN)
+    return with_digest(same, payload).digest
 
 
 def _outcome(
