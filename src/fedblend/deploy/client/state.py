@@ -128,11 +128,18 @@ def is_first_request(place: Path, round: int, request: str) -> bool:
     States between two counted ones are removed. If a round before the newest one has no
     state any more, nobody knows which request it came from.
     """
+    if not (place / f"state-{round}").exists():
+        return all(other < round for other in rounds(place))
+    return request_of(place, round) == request
+
+
+def request_of(place: Path, round: int) -> str:
+    """The digest of the request that a state came from; empty where there is none."""
     try:
         _, metadata = unpack((place / f"state-{round}").read_bytes())
     except FileNotFoundError:
-        return all(other < round for other in rounds(place))
-    return metadata.get("request") == request
+        return ""
+    return metadata.get("request", "")
 
 
 def write_reply(

@@ -32,7 +32,7 @@ from fedblend.deploy.message import (
     payload_of,
 )
 from fedblend.deploy.secure import records, summand
-from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
+from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of, story
 from fedblend.deploy.secure.fixed_point import FixedPoint, coarse
 from fedblend.deploy.secure.graph import least_of
 from fedblend.deploy.secure.masks import SecureError
@@ -102,26 +102,48 @@ def join(job: Job) -> bytes:
         own, _ = payload_of(kept, (job.executor.join, ()), key)
         return summand.as_vector(own)
 
-    return _masked(job, "", kept.digest, values)
+    return _masked(job, "", "", kept.digest, values)
 
 
 def train(job: Job) -> bytes:
     """The client's update of a round, masked."""
     plain, attempt = job.request._replace(fields={}), _attempt(job).digest.hex()
-    broadcast = digest_of(plain._replace(round=UNKNOWN, base=UNKNOWN))
+    model = digest_of(plain._replace(round=UNKNOWN, base=UNKNOWN))
+    broadcast = story(_story_of_base(job), [*_missed(job), model])
     if job.executor.setup.perturb is not None:
         # Noise is drawn once for a round, and hides what two cohorts differ by.
         attempt = f"{plain.experiment} {plain.round}"
     name = f"{broadcast} from {plain.base} in {attempt}"
     digest = hashlib.sha256(name.encode()).hexdigest()
     executor = job.executor.for_request(digest)
-    own = job._replace(request=plain, digest=digest, executor=executor)
+    # The state of the round keeps its story.
+    kept = f"{digest} {broadcast}"
+    own = job._replace(request=plain, digest=kept, executor=executor)
 
     def values() -> np.ndarray:
         _, (up, _) = answers.trained(own)
         return summand.Summand(executor.setup.algorithm, up).vector(up)
 
-    return _masked(job, broadcast, f"{digest} {answers.protection_of(own)}", values)
+    source = f"{digest} {answers.protection_of(own)}"
+    return _masked(job, broadcast, model if plain.arrays else "", source, values)
+
+
+def _missed(job: Job) -> list[str]:
+    """Hashes of the messages between the state that a round starts from and it."""
+    request = job.request
+    missed: Any = request.fields.get("missed")
+    fits = isinstance(missed, list) and all(isinstance(one, str) for one in missed)
+    if not fits or len(missed) != request.round - 1 - request.base:
+        raise Refusal("message: does not say what this node has missed")
+    return missed
+
+
+def _story_of_base(job: Job) -> str:
+    """That of the state which a round starts from."""
+    base = job.request.base
+    if base == ENROLLED:
+        return ""
+    return state.request_of(job.place, base).partition(" ")[2]
 
 
 def unmask(job: Job) -> bytes:
@@ -195,7 +217,7 @@ ANSWERS = {
 
 
 def _masked(
-    job: Job, broadcast: str, source: str, values: Callable[[], np.ndarray]
+    job: Job, broadcast: str, model: str, source: str, values: Callable[[], np.ndarray]
 ) -> bytes:
     """One masked answer in an attempt; what it was is on disk before it leaves.
 
@@ -205,7 +227,8 @@ def _masked(
 
     Args:
         job: the request.
-        broadcast: a hash of the message of the round.
+        broadcast: of the view.
+        model: a hash of the message of the round; empty if it has none.
         source: names all that the answer depends on; an answer that is on disk is
             masked again, in a later attempt too.
         values: computes the answer.
@@ -223,7 +246,7 @@ def _masked(
     _refuse_opened(job)
     view, weight = _view(job, attempt, broadcast)
     # Without a message an answer depends on the node's state alone.
-    model = broadcast if job.request.arrays else f"{attempt.terms} {round}"
+    model = model or f"{attempt.terms} {round}"
     summed = model, f"{_weights(job)} {view.largest}"
     _refuse_near(job, *summed, list(view.nonces))
     if before is not None and known["source"] == source:

@@ -65,7 +65,7 @@ class View(NamedTuple):
     nonces: Mapping[int, str]
     """By client, of those who have handed out shares: U1."""
     broadcast: str
-    """A hash of the message of the round."""
+    """The ``story`` up to the message of the round."""
     largest: float
     """The weight that counts as 1."""
 
@@ -78,6 +78,17 @@ class View(NamedTuple):
 def digest_of(*parts: Any) -> bytes:
     """A hash of some numbers and texts."""
     return hashlib.sha256(json.dumps(parts).encode()).digest()
+
+
+def story(before: str, messages: Sequence[str]) -> str:
+    """A hash of the messages of all rounds, from hashes of single ones.
+
+    A node's state depends on the messages that it got before: who got another one
+    makes noise in all later rounds, too.
+    """
+    for message in messages:
+        before = digest_of(before, message).hex()
+    return before
 
 
 def graph_seed(

@@ -17,7 +17,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.deploy.message import UNKNOWN, Message, with_digest
 from fedblend.deploy.secure import shamir
-from fedblend.deploy.secure.attempt import View, graph_seed
+from fedblend.deploy.secure.attempt import View, graph_seed, story
 from fedblend.deploy.secure.graph import Graph, graph_of, least_of
 from fedblend.deploy.secure.masks import KEY_BYTES, OVERHEAD, SecureError
 from fedblend.deploy.secure.opening import unmask
@@ -103,7 +103,7 @@ class SecureSum:
         least = max(quorum, least_of(len(progress.members)))
         if progress.stage == SHARE:
             lost.append(self._share(least))
-        view = View(progress.nonces, _broadcast(self.requests), self.summing.largest)
+        view = View(progress.nonces, story("", progress.told), self.summing.largest)
         if progress.stage == MASK:
             progress.following = list(following)
             lost.append(self._mask(view, empty.copy(), max(least, progress.least)))
@@ -131,7 +131,7 @@ class SecureSum:
     def _begun(self, members: list[int]) -> Progress:
         """The attempt that is under way, or a new one, which is on disk."""
         before = read_progress(self.summing.folder, self.round)
-        progress = Progress(members)
+        progress = Progress(members, told=self._told())
         if before is not None:
             same = before.members == members and before.stage != OVER
             if same or before.stage == OPEN:
@@ -139,6 +139,16 @@ class SecureSum:
             progress.number = before.number + 1
         write_progress(self.summing.folder, self.round, progress)
         return progress
+
+    def _told(self) -> list[str]:
+        """Hashes of the messages of all rounds, which are the same for all clients."""
+        head, payload = next(iter(self.requests.values()))
+        if head.kind == "join":
+            return []
+        before = read_progress(self.summing.folder, self.round - 1)
+        same = head._replace(fields={}, round=UNKNOWN, base=UNKNOWN)
+        earlier = before.told if before is not None else []
+        return [*earlier, with_digest(same, payload).digest]
 
     def _share(self, least: int) -> Replies:
         """Ask all members to share, and write who did."""
@@ -191,7 +201,9 @@ class SecureSum:
         heads = {}
         for client in view.nonces:
             head, payload = self.requests[client]
-            heads[client] = (head._replace(fields={**self.fields, **told}), payload)
+            missed = self.progress.told[head.base + 1 : -1]
+            fields = {**self.fields, **told, "missed": missed}
+            heads[client] = (head._replace(fields=fields), payload)
         replies = self._exchange(heads, accept, least)
         try:
             self._require("answered", replies, least)
@@ -269,15 +281,6 @@ class SecureSum:
     def _move_on(self, stage: str) -> None:
         self.progress.stage = stage
         write_progress(self.summing.folder, self.round, self.progress)
-
-
-def _broadcast(requests: Mapping[int, tuple[Message, PyTree]]) -> str:
-    """The hash of the message of a round, the same for all clients and rounds."""
-    head, payload = next(iter(requests.values()))
-    if head.kind == "join":
-        return ""
-    same = head._replace(fields={}, round=UNKNOWN, base=UNKNOWN)
-    return with_digest(same, payload).digest
 
 
 def _outcome(
