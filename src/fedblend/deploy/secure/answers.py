@@ -31,7 +31,7 @@ from fedblend.deploy.message import (
     encode,
     payload_of,
 )
-from fedblend.deploy.secure import records, summand
+from fedblend.deploy.secure import history, records, summand
 from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of, story
 from fedblend.deploy.secure.fixed_point import FixedPoint, coarse
 from fedblend.deploy.secure.graph import least_of
@@ -84,7 +84,7 @@ def share(job: Job) -> bytes:
 def _shared(job: Job) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Words and numbers with which a node shares in the attempt of a request."""
     attempt = _attempt(job)
-    _refuse_opened(job)
+    history.refuse_opened(job)
     sent = _party(job, attempt).share()
     told = {"attempt": attempt.digest.hex(), "nonce": sent.nonce}
     payload = {"boxes": _table(sent.boxes), "seeds": _bytes(sent.seeds)}
@@ -109,7 +109,7 @@ def train(job: Job) -> bytes:
     """The client's update of a round, masked."""
     plain, attempt = job.request._replace(fields={}), _attempt(job).digest.hex()
     model = digest_of(plain._replace(round=UNKNOWN, base=UNKNOWN))
-    broadcast = story(_story_of_base(job), [*_missed(job), model])
+    broadcast = story(history.story_before(job), [model])
     if job.executor.setup.perturb is not None:
         # Noise is drawn once for a round, and hides what two cohorts differ by.
         attempt = f"{plain.experiment} {plain.round}"
@@ -128,24 +128,6 @@ def train(job: Job) -> bytes:
     return _masked(job, broadcast, model if plain.arrays else "", source, values)
 
 
-def _missed(job: Job) -> list[str]:
-    """Hashes of the messages between the state that a round starts from and it."""
-    request = job.request
-    missed: Any = request.fields.get("missed")
-    fits = isinstance(missed, list) and all(isinstance(one, str) for one in missed)
-    if not fits or len(missed) != request.round - 1 - request.base:
-        raise Refusal("message: does not say what this node has missed")
-    return missed
-
-
-def _story_of_base(job: Job) -> str:
-    """That of the state which a round starts from."""
-    base = job.request.base
-    if base == ENROLLED:
-        return ""
-    return state.request_of(job.place, base).partition(" ")[2]
-
-
 def unmask(job: Job) -> bytes:
     """What opens a sum: this node's shares, for one view of a round and no other."""
     experiment, round = job.request.experiment, job.request.round
@@ -160,7 +142,7 @@ def unmask(job: Job) -> bytes:
 def _opened(job: Job) -> records.Record:
     """Open a sum; what the node gives is on disk."""
     attempt, place, round = _attempt(job), job.place, job.request.round
-    _refuse_opened(job)
+    history.refuse_opened(job)
     masked = records.about(place, "masked", round)
     if masked.get("attempt") != attempt.digest.hex():
         raise Refusal(f"message: this node has no answer in this attempt at {round}")
@@ -169,7 +151,7 @@ def _opened(job: Job) -> records.Record:
     answered = some_of(job.request.fields.get("answered"), view.nonces, "sharers")
     _check_enough(job, attempt, answered, "answered")
     summed = [*masked["sum"], answered]
-    _refuse_near(job, *summed)
+    history.refuse_near(job, _means(job).least, *summed)
     others = attempt.graph.neighbors(job.request.client, view.nonces)
     sent = job.request.arrays.get("['boxes']", np.zeros(0))
     if sent.dtype != np.uint8 or sent.shape != (len(others), SHARES_BYTES):
@@ -223,7 +205,7 @@ def _masked(
 
     Whether a node answers must not depend on its rows, or a server would learn of them
     without any sum. An answer that is not finite, or has too many numbers to clip, is
-    zeros in the sum, and nobody but the node's audit tells.
+    zeros in the sum, and only the node's audit shows it.
 
     Args:
         job: the request.
@@ -243,12 +225,13 @@ def _masked(
             f"message: attempt {known['number']} at round {round} was answered, and is "
             "asked for with another message or cohort"
         )
-    _refuse_opened(job)
+    history.refuse_opened(job)
     view, weight = _view(job, attempt, broadcast)
     # Without a message an answer depends on the node's state alone.
     model = model or f"{attempt.terms} {round}"
     summed = model, f"{_weights(job)} {view.largest}"
-    _refuse_near(job, *summed, list(view.nonces))
+    least, sharing = _means(job).least, list(view.nonces)
+    history.refuse_near(job, least, *summed, sharing)
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
     elif again:
@@ -334,34 +317,6 @@ def _attempt(job: Job) -> Attempt:
     own = {member: means.roster[member] for member in members}
     terms, request = state.enrolled_by(job.place), job.request
     return Attempt(request.experiment, request.round, number, own, fixed_point, terms)
-
-
-def _refuse_opened(job: Job) -> None:
-    """Refuse all but repetitions once a sum of this round, or a later one, is open.
-
-    The sums of two attempts may differ by one client's answer.
-    """
-    round, known = job.request.round, job.ledger.opened
-    newest = known.get(job.request.experiment, UNKNOWN)
-    if round <= newest:
-        raise Refusal(
-            f"message: a sum of round {newest} was opened; of a round that is not "
-            "later no other sum is"
-        )
-
-
-def _refuse_near(job: Job, model: str, weights: str, cohort: list[int]) -> None:
-    """Refuse a sum that differs by few clients from another one of the same model.
-
-    The difference of the two sums would be their answers; so it is where the same
-    clients have other weights.
-    """
-    differ, least = job.ledger.nearest(model, weights, cohort), _means(job).least
-    if differ < least:
-        raise Refusal(
-            "policy accept.min_cohort: a sum of this model was opened, with other "
-            f"weights or {differ} other clients; allowed: the same, or {least} others"
-        )
 
 
 def _weights(job: Job) -> str:
