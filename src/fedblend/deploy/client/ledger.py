@@ -96,7 +96,7 @@ class Ledger:
     """The newest round of which a secure sum was opened, by experiment: also of those
     that are no longer on the disk."""
     sums: list[list[str]] = dataclasses.field(default_factory=list)
-    """Names of the model and of the weights, and the cohort as the bits of a
+    """A name of the model, the largest weight, and the cohort as the bits of a
     hexadecimal number, of the newest secure sums that were opened."""
 
     def account(self, experiment: str) -> Account:

@@ -229,7 +229,7 @@ def _masked(
     view, weight = _view(job, attempt, broadcast)
     # Without a message an answer depends on the node's state alone.
     model = model or f"{attempt.terms} {round}"
-    summed = model, f"{_weights(job)} {view.largest}"
+    summed = f"{_weights(job)} {model}", str(view.largest)
     least, sharing = _means(job).least, list(view.nonces)
     history.refuse_near(job, least, *summed, sharing)
     if before is not None and known["source"] == source:
