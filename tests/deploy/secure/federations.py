@@ -23,6 +23,7 @@ from fedblend.deploy.server.checkpoint import ServerCheckpoint
 from fedblend.deploy.server.collection import Collected, PlainCollection
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.transport import Timeouts
+from fedblend.simulation.communication import sizes_of
 from fedblend.simulation.serialize import named_leaves
 from loopback import LoopbackFederation, LoopbackTransport
 
@@ -204,9 +205,9 @@ class UnmaskedCollection(PlainCollection):
                 return leaves[0]
             total = np.zeros(leaves[0].shape, object)
             for client, leaf in zip(found, leaves, strict=True):
-                own = np.asarray(leaf, np.float64).clip(-self.clip, self.clip)
                 weight = float(server.weights[client]) / largest
-                whole = np.rint(own * (weight * 2.0**scale))
+                own = np.asarray(leaf, np.float64) * weight
+                whole = np.rint(own.clip(-self.clip, self.clip) * 2.0**scale)
                 total += np.vectorize(int, otypes=[object])(whole)
             value = np.asarray(total, np.float64) * 2.0**-scale * largest
             return np.asarray(value, np.asarray(leaves[0]).dtype)
@@ -223,8 +224,10 @@ class UnmaskedCollection(PlainCollection):
 def without_masks(federation: SecureFederation) -> Coordinator:
     """A server of a federation without secure sums that encodes as one with them."""
     assert federation.secure is None
+    federation.secure = {}  # of the server alone, which gives clients coarse weights
     server = federation.server()
-    server.collection = UnmaskedCollection(server, server.collection.sizes)
+    federation.secure = None
+    server.collection = UnmaskedCollection(server, sizes_of(server.shapes))
     sparse = algorithm("one mask"), algorithm("flix, diana")
     server.collection.as_sent = server.algorithm in sparse
     return server

@@ -22,7 +22,8 @@ class Parties:
         self.members = [3 * n + 2 for n in range(count)]
         self.private = {c: X25519PrivateKey.generate() for c in self.members}
         keys = {c: public_key(key) for c, key in self.private.items()}
-        self.attempt = Attempt("trial", 4, 0, keys, FixedPoint(bits, 8.0, count))
+        encoding = FixedPoint(bits, 8.0, count)
+        self.attempt = Attempt("trial", 4, 0, keys, encoding, "the terms")
         self.parties = {
             c: Party(self.attempt, c, self.private[c], secrets.token_bytes(32))
             for c in self.members

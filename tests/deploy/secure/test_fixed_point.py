@@ -3,11 +3,12 @@
 """Fixed point: sums fit, errors are bounded as stated."""
 
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
 
-from fedblend.deploy.secure.fixed_point import FixedPoint
+from fedblend.deploy.secure.fixed_point import FixedPoint, coarse
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -34,7 +35,7 @@ def test_sums_are_as_exact_as_stated(bits):
     total = np.sum(encoded, axis=0, dtype=fixed.dtype)
     for at, found in enumerate(fixed.decode(total)):
         exact = sum(
-            Fraction(float(np.clip(v, -8, 8))) * Fraction(float(w))
+            max(min(Fraction(float(v)) * Fraction(float(w)), 8), -8)
             for v, w in zip(values[:, at], weights, strict=True)
         )
         assert abs(Fraction(found) - exact) <= fixed.error + 60 * 2.0**-53
@@ -42,7 +43,24 @@ def test_sums_are_as_exact_as_stated(bits):
 
 def test_what_is_clipped_is_counted():
     fixed = FixedPoint(64, 1.0, 2)
-    assert fixed.clipped(np.array([0.5, -1.0, 1.5, -3.0])) == 2
+    values = np.array([0.5, -1.0, 1.5, -3.0])
+    assert fixed.clipped(values, 1.0) == 2 and fixed.clipped(values, 0.5) == 1
+    assert fixed.clipped(np.array([np.nan, np.inf, 0.0]), 1.0) == 2
     np.testing.assert_array_equal(
-        fixed.decode(fixed.encode(np.array([3.0, -0.5]), 0.5)), [0.5, -0.25]
+        fixed.decode(fixed.encode(np.array([3.0, -0.5]), 0.5)), [1.0, -0.25]
     )
+
+
+@pytest.mark.parametrize(("size", "most"), [(1e6, 6), (0.5, 10)])
+def test_known_weights_tell_no_signs(size, most):
+    """Of five clients, four of which have 33 to 64 rows; exact weights told all 32."""
+    fixed, rows = FixedPoint(64, 1.0, 5), np.array([40.0, 37.0, 53.0, 61.0, 29.0])
+    weights = coarse(rows) / coarse(rows).max()
+    sums = set()
+    for signs in product((-1.0, 1.0), repeat=5):
+        encoded = [
+            fixed.encode(np.array([sign * size]), weight)
+            for sign, weight in zip(signs, weights, strict=True)
+        ]
+        sums.add(int(np.sum(encoded, dtype=fixed.dtype)))
+    assert len(sums) == most

@@ -266,7 +266,7 @@ def test_a_swapped_key_shows(tmp_path):
     server = federation.complete(federation.server())
     assert server.records[-1].rejected == 3
     others = [fields["others"] for _, fields in federation.notes if "others" in fields]
-    line = "client 3 rejected: it has other keys in its roster.toml"
+    line = "client 3 rejected: it has other keys in its roster.toml, or was enrolled"
     assert len(others) == 3 and all(line in one for one in others)
 
 
@@ -389,13 +389,44 @@ def test_a_secret_that_is_cut_off_masks_nothing(tmp_path):
     assert lied.ask("round").kind == "round"
 
 
-def test_numbers_that_are_not_finite_stay_on_the_node(tmp_path):
-    lied = Lied(tmp_path, "round")
-    header, metadata, body = apart(lied.sent["round", 1, VICTIM])
-    huge = np.full(len(body) // 4, np.nan, np.float32).tobytes()
-    node = lied.federation.nodes[1000 + VICTIM]
-    reply = messages.decode(node.reply(forged(header, metadata, huge)))
-    assert "numbers that are not finite" in refused(reply)
+def after_a_lie(folder, change) -> np.ndarray:
+    """The model after round 1, if one node got another message in round 0.
+
+    The server throws round 0 away; the states of the nodes are those after it.
+    """
+    federation = SecureFederation(folder, "scaffold", rounds=2)
+    send = federation.transport.send
+
+    def lying(outgoing):
+        for address, data in outgoing.items():
+            message = messages.decode(data)
+            asked = (message.kind, message.round, message.client)
+            send({address: change(data) if asked == ("round", 0, VICTIM) else data})
+
+    federation.transport.send = lying  # pyright: ignore
+    server = federation.server()
+    server.step()
+    first = server.down, server.server
+    while server.round < 1:
+        server.step()
+    server.down, server.server = first
+    while server.round < 2:
+        server.step()
+    return as_vector(server.down.shared)
+
+
+def test_a_lie_of_an_earlier_round_is_in_the_masks(tmp_path):
+    """Of a client whose state came from another model the sum would be mostly its."""
+    honest = after_a_lie(tmp_path / "honest", lambda data: data)
+    found = after_a_lie(tmp_path / "lying", _other_model)
+    assert np.abs(honest).max() < 10
+    assert np.abs(found).min() > 1
+
+
+def test_a_node_is_told_what_it_has_missed(lied):
+    """Node 3 starts from round 0: between it and round 1 is nothing."""
+    for missed in (None, "", ["a"], [3]):
+        assert "what this node has missed" in refused(lied.ask("round", missed=missed))
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def enroll(job: Job) -> bytes:
     write_atomically(place / "params", pack(params))
     states.write_state(place, ENROLLED, state, job.digest)
     states.write_fingerprints(place, [executor.setup.fingerprint])
-    states.write_terms(place, request.fields)
+    states.write_terms(place, request.fields, job.digest)
     job.charge(cost, started)
     head = request.reply(audit=job.done("enrolled"), **job.told)
     reply = encode(head, (join, executor.ask(state)))

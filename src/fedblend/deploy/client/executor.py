@@ -199,15 +199,15 @@ class Executor:
             partial(deployment, algorithm), down, self.request, setup.params
         )
 
-    def for_request(self, digest: str) -> "Executor":
-        """The same, with batches that only the request of this digest has.
+    def for_request(self, name: str) -> "Executor":
+        """The same, with batches that only the request of this name has.
 
-        With the same batch in two requests, the server would see what two models make
-        of the same few rows.
+        With the same batch in two requests, the server would see what two models, or
+        two experiments, make of the same few rows.
         """
         if self.setup.secret is None:
             return self
-        own, salt = copy(self), _salt(self.setup.secret, digest)
+        own, salt = copy(self), _salt(self.setup.secret, name)
         own.shard = dataclasses.replace(self.shard, salt=salt)
         return own
 

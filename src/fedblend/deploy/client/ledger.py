@@ -29,6 +29,8 @@ from fedblend.simulation.serialize import WireError, write_atomically
 from fedblend.theory.gaussian import gaussian_epsilon, row_epsilon
 
 FILE = "ledger.json"
+SUMS = 1000
+"""Secure sums whose models and cohorts are remembered."""
 
 
 class Allowance(NamedTuple):
@@ -110,6 +112,12 @@ class Ledger:
     clocks: tuple[float, float] = dataclasses.field(default_factory=_clocks)
     """Since the machine started, and since 1970, when ``age`` was counted."""
     accounts: dict[str, Account] = dataclasses.field(default_factory=dict)
+    opened: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The newest round of which a secure sum was opened, by experiment: also of those
+    that are no longer on the disk."""
+    sums: list[list[str]] = dataclasses.field(default_factory=list)
+    """A name of the model, the largest weight, and the cohort as the bits of a
+    hexadecimal number, of the newest secure sums that were opened."""
 
     def account(self, experiment: str) -> Account:
         """The account of an experiment, a new one if there is none."""
@@ -191,6 +199,25 @@ class Ledger:
                 charge.measures,
             )
 
+    def enter_sum(
+        self, experiment: str, round: int, model: str, weights: str, cohort: list[int]
+    ) -> None:
+        """Remember a secure sum that is about to be opened."""
+        self.opened[experiment] = max(round, self.opened.get(experiment, round))
+        entry = [model, weights, f"{_bits(cohort):x}"]
+        if entry not in self.sums:
+            self.sums = [*self.sums, entry][-SUMS:]
+
+    def nearest(self, model: str, weights: str, cohort: list[int]) -> float:
+        """By how many clients the nearest cohort of another sum of a model differs."""
+        own = _bits(cohort)
+        others = [
+            (int(bits, 16) ^ own).bit_count()
+            for name, by, bits in self.sums
+            if name == model and (by, int(bits, 16)) != (weights, own)
+        ]
+        return min(others, default=inf)
+
     def lines(self, delta: float) -> list[str]:
         """The ledger for its operator."""
         noisy = f"epsilon {gaussian_epsilon(self.squared, delta):.4g} at delta {delta:g}"
@@ -268,6 +295,10 @@ def _pair(key: str) -> tuple[float, float]:
 
 def _added(total: float, open: int, squared: float, number: int) -> tuple[float, int]:
     return (total, open + number) if squared == inf else (total + squared, open)
+
+
+def _bits(cohort: list[int]) -> int:
+    return sum(1 << client for client in cohort)
 
 
 def _day(seconds: float) -> str:

@@ -133,7 +133,8 @@ class Node:
         if kind == "stop":
             return self._stop(ledger, request)
         digest = messages.digest_of(request)
-        executor = permissions.executor(terms).for_request(digest)
+        name = f"{request.experiment} {digest}"
+        executor = permissions.executor(terms).for_request(name)
         note = self._note_of(request)
         told = _check_rows(place, executor, permissions, note)
         secure = permissions.secure(terms)

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from fedblend.checks import Number
 from fedblend.config.config import Config
 from fedblend.config.imports import import_paths
+from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.privacy import ProtectRows
 from fedblend.config.schema.table import (
     Count,
@@ -84,6 +85,7 @@ class Accept(Table):
     secure: bool = False
     min_cohort: Annotated[int, within(Number(least=2, whole=True))] = 3
     colluding: Index = 0
+    min_secure_clip: Positive = 1.0
     min_rows: Index = 20
     min_part_rows: Index = 4
     min_batch_rows: Index = 8
@@ -220,8 +222,13 @@ class Policy(Table):
             algorithms = [one for one, sends in known.items() if sends <= sent]
         if not allows(algorithms, name) and name not in accept.imports:
             return refusal_line("accept.algorithms", "algorithm.name", name, algorithms)
-        if accept.secure and not (config.federation and config.federation.secure):
+        sums, least = config.federation or Federation(), accept.min_secure_clip
+        if accept.secure and not sums.secure:
             return refusal_line("accept.secure", "federation.secure", "false", "true")
+        if sums.secure and sums.secure_clip < least:
+            where, clip = "federation.secure_clip", sums.secure_clip
+            allowed = f"at least {least:g}"
+            return refusal_line("accept.min_secure_clip", where, clip, allowed)
         if not allows(accept.losses, loss):
             return refusal_line("accept.losses", "model.loss", loss, accept.losses)
         if config.compress is not None and not accept.compress:

@@ -46,9 +46,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_terms(place: Path, terms: Mapping[str, Any]) -> None:
-    """Write the terms of an experiment as JSON that the operator can read."""
-    content = {"terms": dict(terms), "sha256": _terms_hash(terms)}
+def write_terms(place: Path, terms: Mapping[str, Any], request: str = "") -> None:
+    """Write the terms of an experiment as JSON that the operator can read.
+
+    ``request`` is the digest of the message they came in, with the first parameters.
+    """
+    content = {"terms": dict(terms), "request": request}
+    content["sha256"] = _terms_hash(content)
     write_atomically(place / "terms.json", json.dumps(content).encode())
 
 
@@ -59,20 +63,28 @@ def read_terms(place: Path) -> dict[str, Any]:
         FileNotFoundError: there are none.
         WireError: the file is not what was written.
     """
+    return dict(_enrollment(place)["terms"])
+
+
+def enrolled_by(place: Path) -> str:
+    """The digest of the message by which a node was enrolled; raises as above."""
+    return str(_enrollment(place)["request"])
+
+
+def _enrollment(place: Path) -> dict[str, Any]:
     data = (place / "terms.json").read_bytes()
     try:
-        content = json.loads(data.decode())
-        terms = dict(content["terms"])
-        whole = content["sha256"] == _terms_hash(terms)
+        content = dict(json.loads(data.decode()))
+        whole = content.pop("sha256") == _terms_hash(content)
     except (ValueError, LookupError, TypeError, RecursionError):
-        whole, terms = False, {}
+        whole, content = False, {}
     if not whole:
         raise WireError("terms: the file is damaged on the disk of this node")
-    return terms
+    return content
 
 
-def _terms_hash(terms: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
+def _terms_hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint(splits: Mapping[str, Shards]) -> str:
@@ -117,11 +129,18 @@ def is_first_request(place: Path, round: int, request: str) -> bool:
     States between two counted ones are removed. If a round before the newest one has no
     state any more, nobody knows which request it came from.
     """
+    if not (place / f"state-{round}").exists():
+        return all(other < round for other in rounds(place))
+    return request_of(place, round) == request
+
+
+def request_of(place: Path, round: int) -> str:
+    """The digest of the request that a state came from; empty where there is none."""
     try:
         _, metadata = unpack((place / f"state-{round}").read_bytes())
     except FileNotFoundError:
-        return all(other < round for other in rounds(place))
-    return metadata.get("request") == request
+        return ""
+    return metadata.get("request", "")
 
 
 def write_reply(

@@ -10,8 +10,10 @@ A request that comes again gets the same answer, another one a refusal.
 import base64
 import hashlib
 import math
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -31,12 +33,16 @@ from fedblend.deploy.message import (
     encode,
     payload_of,
 )
-from fedblend.deploy.secure import records, summand
-from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
-from fedblend.deploy.secure.fixed_point import FixedPoint
+from fedblend.deploy.secure import history, records, summand
+from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of, story
+from fedblend.deploy.secure.fixed_point import FixedPoint, coarse
 from fedblend.deploy.secure.graph import least_of, most_colluding
 from fedblend.deploy.secure.masks import SecureError
 from fedblend.deploy.secure.party import Party
+
+MOST_CLIPPED = 0.01
+"""Fraction of an answer's numbers. What is clipped tells a sign, and nothing else of an
+answer hides it."""
 
 
 class Means(NamedTuple):
@@ -63,8 +69,17 @@ class Means(NamedTuple):
 
 
 def enroll(job: Job) -> bytes:
-    """Enrollment; what an algorithm sends with it stays here, for ``join``."""
+    """Enrollment; what an algorithm sends with it stays here, for ``join``.
+
+    States of one enrollment are not for rounds of another one.
+    """
     _up_shapes(job)
+    with suppress(FileNotFoundError):
+        if state.enrolled_by(job.place) != job.digest:
+            raise Refusal(
+                "message: this node was enrolled in this experiment with other terms, "
+                "or other first parameters"
+            )
     return encode(decode(answers.enroll(job)))
 
 
@@ -79,7 +94,7 @@ def share(job: Job) -> bytes:
 def _shared(job: Job) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Words and numbers with which a node shares in the attempt of a request."""
     attempt = _attempt(job)
-    _refuse_opened(job)
+    history.refuse_opened(job)
     sent = _party(job, attempt).share()
     told = {"attempt": attempt.digest.hex(), "nonce": sent.nonce}
     payload = {"boxes": _table(sent.boxes), "seeds": _bytes(sent.seeds)}
@@ -92,38 +107,52 @@ def join(job: Job) -> bytes:
         raise Refusal(f"message: nothing joins in round {job.request.round}")
     kept = decode(state.any_reply(job.place, ENROLLED))
 
-    def values() -> tuple[np.ndarray, str]:
+    def values() -> np.ndarray:
         key = keys.at(job.executor.setup.root, "enroll", 0, job.request.client)
         own, _ = payload_of(kept, (job.executor.join, ()), key)
-        return summand.as_vector(own), job.done("joined")
+        return summand.as_vector(own)
 
-    return _masked(job, "", kept.digest, values)
+    return _masked(job, "", "", kept.digest, values)
 
 
 def train(job: Job) -> bytes:
     """The client's update of a round, masked."""
-    # The attempt and its cohort change nothing of the update.
-    plain = job.request._replace(fields={})
-    broadcast = digest_of(plain._replace(base=UNKNOWN))
-    digest = hashlib.sha256(f"{broadcast} from {plain.base}".encode()).hexdigest()
+    plain, attempt = job.request._replace(fields={}), _attempt(job).digest.hex()
+    model = digest_of(plain._replace(round=UNKNOWN, base=UNKNOWN))
+    broadcast = story(history.story_before(job), [model])
+    if job.executor.setup.perturb is not None:
+        # Noise is drawn once for a round, and hides what two cohorts differ by.
+        attempt = f"{plain.experiment} {plain.round}"
+    name = f"{broadcast} from {plain.base} in {attempt}"
+    digest = hashlib.sha256(name.encode()).hexdigest()
     executor = job.executor.for_request(digest)
-    own = job._replace(request=plain, digest=digest, executor=executor)
+    # The state of the round keeps its story.
+    kept = f"{digest} {broadcast}"
+    own = job._replace(request=plain, digest=kept, executor=executor)
 
-    def values() -> tuple[np.ndarray, str]:
-        head, (up, _) = answers.trained(own)
-        found = summand.Summand(executor.setup.algorithm, up).vector(up)
-        return found, head.fields["audit"]
+    def values() -> np.ndarray:
+        _, (up, _) = answers.trained(own)
+        return summand.Summand(executor.setup.algorithm, up).vector(up)
 
-    return _masked(job, broadcast, f"{digest} {answers.protection_of(own)}", values)
+    source = f"{digest} {answers.protection_of(own)}"
+    return _masked(job, broadcast, model if plain.arrays else "", source, values)
 
 
 def unmask(job: Job) -> bytes:
     """What opens a sum: this node's shares, for one view of a round and no other."""
+    experiment, round = job.request.experiment, job.request.round
+    record = records.read(job.place, "opened", round)
+    if record is None or record.about["digest"] != job.digest:
+        record = _opened(job)
+    job.ledger.enter_sum(experiment, round, *record.about["sum"])
+    job.ledger.write(job.place.parent)
+    return record.data
+
+
+def _opened(job: Job) -> records.Record:
+    """Open a sum; what the node gives is on disk."""
     attempt, place, round = _attempt(job), job.place, job.request.round
-    before = records.read(place, "opened", round)
-    if before is not None and before.about["digest"] == job.digest:
-        return before.data
-    _refuse_opened(job)
+    history.refuse_opened(job)
     masked = records.about(place, "masked", round)
     if masked.get("attempt") != attempt.digest.hex():
         raise Refusal(f"message: this node has no answer in this attempt at {round}")
@@ -131,9 +160,12 @@ def unmask(job: Job) -> bytes:
     view = view._replace(nonces={int(c): n for c, n in view.nonces.items()})
     answered = some_of(job.request.fields.get("answered"), view.nonces, "sharers")
     _check_enough(job, attempt, answered, "answered")
+    summed = [*masked["sum"], answered]
+    history.refuse_near(job, _means(job).least, *summed)
     boxes = _boxes(job, attempt, view)
     found = _party(job, attempt).open(view, answered, boxes)
-    audit = job.done("opened", round=round, clients=len(answered))
+    about = {"round": round, "clients": len(answered), "attempt": attempt.digest.hex()}
+    audit = job.done("opened", **about)
     payload = {
         "tokens": _table(found.tokens),
         "key_shares": _table(found.key_shares),
@@ -143,9 +175,10 @@ def unmask(job: Job) -> bytes:
     told, early = _share_for_next(job)
     head = job.request.reply(audit=audit, damaged=found.damaged, **told)
     reply = encode(head, {**payload, **early})
-    records.write(place, "opened", round, {"digest": job.digest}, reply)
+    about = {"digest": job.digest, "sum": summed}
+    records.write(place, "opened", round, about, reply)
     records.remove_old(place)
-    return reply
+    return records.Record(about, reply)
 
 
 def _share_for_next(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -173,19 +206,21 @@ ANSWERS = {
 
 
 def _masked(
-    job: Job,
-    broadcast: str,
-    source: str,
-    values: Callable[[], tuple[np.ndarray, str]],
+    job: Job, broadcast: str, model: str, source: str, values: Callable[[], np.ndarray]
 ) -> bytes:
     """One masked answer in an attempt; what it was is on disk before it leaves.
 
+    Whether a node answers must not depend on its rows, or a server would learn of them
+    without any sum. An answer that is not finite, or has too many numbers to clip, is
+    zeros in the sum, and only the node's audit shows it.
+
     Args:
         job: the request.
-        broadcast: a hash of the message of the round.
+        broadcast: of the view.
+        model: a hash of the message of the round; empty if it has none.
         source: names all that the answer depends on; an answer that is on disk is
             masked again, in a later attempt too.
-        values: computes the answer; its numbers, and the newest hash of the audit.
+        values: computes the answer.
     """
     attempt, place, round = _attempt(job), job.place, job.request.round
     name, number = attempt.digest.hex(), attempt.number
@@ -197,42 +232,48 @@ def _masked(
             f"message: attempt {known['number']} at round {round} was answered, and is "
             "asked for with another message or cohort"
         )
-    _refuse_opened(job)
+    history.refuse_opened(job)
     view, weight = _view(job, attempt, broadcast)
+    # Without a message an answer depends on the node's state alone.
+    model = model or f"{attempt.terms} {round}"
+    summed = f"{_weights(job)} {model}", str(view.largest)
+    least, sharing = _means(job).least, list(view.nonces)
+    history.refuse_near(job, least, *summed, sharing)
     # Before it is settled whose sum this is: who spoils boxes can be left out.
     damaged = _party(job, attempt).damaged(_boxes(job, attempt, view))
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
-        audit = job.done("round", round=round)
     elif again:
         raise Refusal("update: is not that of the first time; a mask hides one answer")
     else:
-        own, audit = values()
-    if not np.isfinite(own).all():
-        raise Refusal("update: has numbers that are not finite; nothing is sent")
-    clipped = attempt.fixed_point.clipped(own)
-    if clipped:
-        audit = job.done("clipped", round=round, numbers=clipped)
+        own = values()
     if not again:
         about = {
             "attempt": name,
             "number": number,
             "digest": job.digest,
             "source": source,
+            "sum": summed,
             "view": [dict(view.nonces), *view[1:]],
         }
         short = own.astype(np.float32)
         kept = short if (short == own).all() else own
         about["dtype"] = kept.dtype.name
         records.write(place, "masked", round, about, kept.tobytes())
-    sent = _party(job, attempt).mask(attempt.fixed_point.encode(own, weight), view)
+    clipped, finite = attempt.fixed_point.clipped(own, weight), np.isfinite(own).all()
+    fits = finite and clipped <= MOST_CLIPPED * own.size
+    # The server gets the hash of this line, and must not find the line by trying.
+    about = {"clipped": clipped, "zeros": not fits, "salt": secrets.token_hex(16)}
+    audit = job.done("masked", round=round, **about)
+    numbers = attempt.fixed_point.encode(own if fits else np.zeros_like(own), weight)
+    sent = _party(job, attempt).mask(numbers, view)
     head = job.request.reply(audit=audit, damaged=damaged, **job.told)
     return encode(head, {"masked": sent})
 
 
 def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     """What the node is told before it answers, and its own weight."""
-    fields, means = job.request.fields, _means(job)
+    fields = job.request.fields
     nonces: Any = fields.get("nonces")
     if not isinstance(nonces, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
@@ -244,10 +285,9 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     largest: Any = fields.get("largest")
     if type(largest) is not float or not 0 < largest < math.inf:
         raise Refusal(f"message: {largest!r:.40} is no largest weight")
-    weights = means.weights or job.executor.setup.algorithm.needs.weights
-    own = 1.0 if weights == "uniform" else float(job.executor.train_rows)
+    rows = 1 if _weights(job) == "uniform" else job.executor.train_rows
     view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
-    return view, min(own, largest) / largest
+    return view, min(float(coarse(np.asarray(float(rows)))), largest) / largest
 
 
 def _boxes(job: Job, attempt: Attempt, view: View) -> dict[int, bytes]:
@@ -318,20 +358,12 @@ def _attempt(job: Job) -> Attempt:
     _check_collusion(means, members, client)
     fixed_point = FixedPoint(means.bits, means.clip, len(members))
     own = {member: means.roster[member] for member in members}
-    return Attempt(job.request.experiment, job.request.round, number, own, fixed_point)
+    terms, request = state.enrolled_by(job.place), job.request
+    return Attempt(request.experiment, request.round, number, own, fixed_point, terms)
 
 
-def _refuse_opened(job: Job) -> None:
-    """Refuse all but repetitions once a sum of this round, or a later one, is open.
-
-    The sums of two attempts may differ by one client's answer.
-    """
-    round, newest = job.request.round, records.newest(job.place, "opened")
-    if round <= newest:
-        raise Refusal(
-            f"message: a sum of round {newest} was opened; of a round that is not "
-            "later no other sum is"
-        )
+def _weights(job: Job) -> str:
+    return _means(job).weights or job.executor.setup.algorithm.needs.weights
 
 
 def _up_shapes(job: Job) -> Any:

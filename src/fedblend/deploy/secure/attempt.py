@@ -28,6 +28,9 @@ class Attempt:
     """An attempt at the sum of a round, over some members.
 
     ``keys`` are the members' public keys: those of the roster of whoever looks.
+    ``terms`` is a hash of all that a node was enrolled with: the configuration, which
+    names a frozen base by its hash, capacities, rooms, rates, preprocessing and first
+    parameters. None of it differs by client.
     """
 
     experiment: str
@@ -35,6 +38,7 @@ class Attempt:
     number: int
     keys: Mapping[int, bytes]
     fixed_point: FixedPoint
+    terms: str
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -43,11 +47,10 @@ class Attempt:
 
     @cached_property
     def digest(self) -> bytes:
-        """Names the attempt; nodes with other keys have another digest."""
+        """Names the attempt; nodes with other keys or terms have another digest."""
         keys = [(client, self.keys[client].hex()) for client in self.members]
-        return digest_of(
-            self.experiment, self.round, self.number, keys, tuple(self.fixed_point)
-        )
+        about = self.experiment, self.round, self.number, keys
+        return digest_of(*about, tuple(self.fixed_point), self.terms)
 
     @cached_property
     def graph(self) -> Graph:
@@ -62,7 +65,7 @@ class View(NamedTuple):
     nonces: Mapping[int, str]
     """By client, of those who have handed out shares: U1."""
     broadcast: str
-    """A hash of the message of the round."""
+    """The ``story`` up to the message of the round."""
     largest: float
     """The weight that counts as 1."""
 
@@ -75,6 +78,17 @@ class View(NamedTuple):
 def digest_of(*parts: Any) -> bytes:
     """A hash of some numbers and texts."""
     return hashlib.sha256(json.dumps(parts).encode()).digest()
+
+
+def story(before: str, messages: Sequence[str]) -> str:
+    """A hash of the messages of all rounds, from hashes of single ones.
+
+    A node's state depends on the messages that it got before: who got another one
+    makes noise in all later rounds, too.
+    """
+    for message in messages:
+        before = digest_of(before, message).hex()
+    return before
 
 
 def graph_seed(

@@ -3,7 +3,7 @@
 """How the server collects a secure sum: of single clients it sees masked answers only.
 
 Checks of single answers, finite numbers and norms, are left to the nodes: each clips
-its own numbers and refuses to send what is not finite.
+its own numbers and sends zeros in the place of what is not finite.
 """
 
 from collections.abc import Sequence

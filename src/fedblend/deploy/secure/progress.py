@@ -32,6 +32,8 @@ class Progress:
     members: list[int]
     number: int = 0
     stage: str = SHARE
+    told: list[str] = field(default_factory=list)
+    """Hashes of the messages of all rounds, this one's last; none at enrollment."""
     digest: str = ""
     """Of the attempt, as nodes with their roster compute it."""
     least: int = 0

@@ -8,6 +8,8 @@
     EXPERIMENT/masked-R       the newest attempt at round R that was answered: what the
                               node was told before, and its answer without masks
     EXPERIMENT/opened-R       what the node gave to open the sum of round R
+
+That a sum was opened is in the ledger, too, which outlives these files.
 """
 
 import json
@@ -72,18 +74,14 @@ def about(place: Path, kind: str, round: int) -> dict[str, Any]:
     return json.loads(metadata["about"])
 
 
-def newest(place: Path, kind: str) -> int:
-    """The newest round of which there is a file of a kind; -2 where there is none."""
-    return max(_rounds(place, kind), default=-2)
-
-
 def remove_old(place: Path) -> None:
     """Remove all but the newest files of each kind."""
     for kind in KINDS:
-        for round in sorted(_rounds(place, kind))[:-ROUNDS]:
+        for round in sorted(rounds(place, kind))[:-ROUNDS]:
             (place / f"{kind}-{round}").unlink(missing_ok=True)
 
 
-def _rounds(place: Path, kind: str) -> list[int]:
+def rounds(place: Path, kind: str) -> list[int]:
+    """The rounds of which there is a file of a kind."""
     names = [re.fullmatch(rf"{kind}-(-?\d+)", path.name) for path in place.iterdir()]
     return [int(name[1]) for name in names if name]

@@ -18,7 +18,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.deploy.message import UNKNOWN, Message, with_digest
 from fedblend.deploy.secure import shamir
-from fedblend.deploy.secure.attempt import View, graph_seed, some_of
+from fedblend.deploy.secure.attempt import View, graph_seed, some_of, story
 from fedblend.deploy.secure.graph import Graph, graph_of, least_of, left_out
 from fedblend.deploy.secure.masks import KEY_BYTES, OVERHEAD, SecureError
 from fedblend.deploy.secure.opening import unmask
@@ -102,7 +102,7 @@ class SecureSum:
             least = max(quorum, least_of(len(progress.members)))
             if progress.stage == SHARE:
                 lost.append(self._share(least))
-            told = _broadcast(self.requests), self.summing.largest
+            told = story("", progress.told), self.summing.largest
             view = View(progress.nonces, *told)
             if progress.stage == OPEN:
                 break
@@ -119,6 +119,9 @@ class SecureSum:
                 openings.accepted,
             )
         except SecureError as error:
+            if openings.refused and not openings.accepted:
+                # Nodes that refuse one set of answers may open another one.
+                self._move_on(OVER)
             why = reasons(openings, names=self.summing.names)
             raise BelowQuorum(
                 f"{self.what}: the sum is not open yet, {error}; {why}"
@@ -128,7 +131,8 @@ class SecureSum:
 
     def _begin(self, requests: Mapping[int, tuple[Message, PyTree]]) -> None:
         """Go on with an attempt, or begin one, whose members have these requests."""
-        self.requests, self.progress = requests, self._begun(sorted(requests))
+        self.requests = requests
+        self.progress = self._begun(sorted(requests))
         members, number = self.progress.members, self.progress.number
         seed = graph_seed(self.summing.experiment, self.round, number, members)
         self.graph = graph_of(members, seed)
@@ -137,7 +141,7 @@ class SecureSum:
     def _begun(self, members: list[int]) -> Progress:
         """The attempt that is under way, or a new one, which is on disk."""
         before = read_progress(self.summing.folder, self.round)
-        progress = Progress(members)
+        progress = Progress(members, told=self._told())
         if before is not None:
             same = before.members == members and before.stage != OVER
             if same or before.stage == OPEN:
@@ -145,6 +149,16 @@ class SecureSum:
             progress.number = before.number + 1
         write_progress(self.summing.folder, self.round, progress)
         return progress
+
+    def _told(self) -> list[str]:
+        """Hashes of the messages of all rounds, which are the same for all clients."""
+        head, payload = next(iter(self.requests.values()))
+        if head.kind == "join":
+            return []
+        before = read_progress(self.summing.folder, self.round - 1)
+        same = head._replace(fields={}, round=UNKNOWN, base=UNKNOWN)
+        earlier = before.told if before is not None else []
+        return [*earlier, with_digest(same, payload).digest]
 
     def _share(self, least: int) -> Replies:
         """Ask all members to share, and write who did."""
@@ -164,7 +178,9 @@ class SecureSum:
         digest = found.most_common(1)[0][0] if found else ""
         for client in [c for c, one in replies.accepted.items() if one[0] != digest]:
             del replies.accepted[client]
-            replies.rejected[client] = "it has other keys in its roster.toml"
+            replies.rejected[client] = (
+                "it has other keys in its roster.toml, or was enrolled with other terms"
+            )
         self._require("shared", replies, least)
         accepted = dict(sorted(replies.accepted.items()))
         progress.digest = digest
@@ -200,7 +216,8 @@ class SecureSum:
         heads, boxes = {}, self._boxes()
         for client in view.nonces:
             head, payload = self.requests[client]
-            fields = {**self.fields, **told, "boxes": boxes[client]}
+            missed = self.progress.told[head.base + 1 : -1]
+            fields = {**self.fields, **told, "missed": missed, "boxes": boxes[client]}
             heads[client] = (head._replace(fields=fields), payload)
         replies = self._exchange(heads, accept, least)
         complaints = self._noted(replies.accepted)
@@ -321,14 +338,6 @@ def _damaged(reply: Message, known: Collection[int]) -> list[int]:
         return some_of(reply.fields.get("damaged"), known, "sharers")
     except SecureError as error:
         raise Rejected(str(error)) from None
-
-
-def _broadcast(requests: Mapping[int, tuple[Message, PyTree]]) -> str:
-    """The hash of the message of a round, the same for all clients."""
-    head, payload = next(iter(requests.values()))
-    if head.kind == "join":
-        return ""
-    return with_digest(head._replace(fields={}, base=UNKNOWN), payload).digest
 
 
 def _outcome(

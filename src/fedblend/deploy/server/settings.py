@@ -16,6 +16,7 @@ from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
+from fedblend.deploy.secure.fixed_point import coarse
 from fedblend.deploy.transport import Timeouts
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
@@ -200,9 +201,14 @@ def rowless_engine(
 
 
 def _believed(claimed: np.ndarray, setup: ServerSetup, rules: RoundRules) -> np.ndarray:
-    """The clients' weights: none of absent clients, none far above the median."""
+    """The clients' weights: none of absent clients, none far above the median.
+
+    Nodes whose answers are summed unseen give themselves coarse ones.
+    """
     weights = claimed.copy()
     weights[list(setup.absent)] = 0.0
+    if setup.secure is not None:
+        weights = coarse(weights)
     if rules.weight_ratio is None:
         return weights
     most = rules.weight_ratio * np.median(weights[weights > 0])
