@@ -34,7 +34,7 @@ def digits(seed: int):
     """Ten nodes of about 140 training rows."""
     data = fb.datasets.load("digits")
     parts = fb.partition.iid(len(data.rows[1]), 10, seed=seed)
-    return fb.federate(data.rows, parts, test=0.2, validation=0.12, validation=0.1, seed=seed), (8, 8, 1), 10
+    return fb.federate(data.rows, parts, test=0.2, validation=0.1, seed=seed), (8, 8, 1), 10
 
 
 def femnist(seed: int):

@@ -59,6 +59,7 @@ def own_shift(loss: Loss, work: Work) -> Algorithm:
 
 @algorithm(
     sends=("update", "features"),
+    reads="features",
     form="shifted",
     new_client=STEP_BY_STEP._replace(build=own_shift),
 )
