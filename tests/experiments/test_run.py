@@ -268,7 +268,8 @@ def test_a_rate_is_tuned_once_and_stays_in_the_checkpoint(tiny, tmp_path, monkey
     with pytest.raises(Stop):
         run_config(config, first, on_step=stop)
     second.mkdir()
-    checkpoint.copy(*(Folder(at).checkpoint("trial") for at in (first, second)), {})
+    old, new = (Folder(at).checkpoint("trial") for at in (first, second))
+    checkpoint.copy(old, new, {})
     built = build(config)
     for place in (first, second):
         local = stages(config, built, Folder(place), "loss")["local"]
