@@ -103,6 +103,7 @@ def compare(problem: Problem) -> list[tuple[str, ...]]:
         accuracy = _accuracies(run, range(len(splits)))[-1]
         line = (f"{budget.rounds} of {budget.tried}", f"{budget.rate:.3g}")
         found.append((name, *line, f"{accuracy:.1%}", f"{seconds:.1f} s", warned))
+    longer: dict[str, Any] = {"rounds": LONGER * rounds, "every": rounds // 25}
     searched = [factor for factor in FACTORS if factor * rate <= FASTEST]
     run = fb.simulate(
         alone,
@@ -110,7 +111,7 @@ def compare(problem: Problem) -> list[tuple[str, ...]]:
         splits * len(searched),
         jnp.tile(keys, len(searched)),
         over=np.repeat(searched, len(splits)),
-        **settings | {"rounds": LONGER * rounds, "every": rounds // 25},
+        **(settings | longer),
     ).complete()
     places = np.arange(len(searched) * len(splits)).reshape(len(searched), -1)
     curves = [_accuracies(run, of) for of in places.tolist()]
@@ -134,7 +135,7 @@ def _accuracies(run: fb.Run, replicas: Iterable[int]) -> list[float]:
 
 if __name__ == "__main__":
     fb.compile_cache()
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", default=list(PROBLEMS), metavar="PROBLEM")
     for name in parser.parse_args().names:
         for line in compare(PROBLEMS[name]()):

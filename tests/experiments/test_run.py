@@ -193,7 +193,8 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
     (one,) = summary["runs"]
     printed = one["measures"]["validation"]["local"]["accuracy"]["mean"]
     tiny["algorithm"]["name"] = "local_only"
-    tiny["run"] |= {"rounds": 40, "every": 1, "cohort": 6}
+    rounds = one["alone"]["rounds"]
+    tiny["run"] |= {"rounds": max(rounds, 40), "every": 1, "cohort": 6}
     run_config(check(tiny, "here"), tmp_path / "alone")
     rows = run_folder.read_rows(Folder(tmp_path / "alone"))
     reached = [
@@ -201,7 +202,6 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
     ]
     assert printed >= max(reached) - 0.01
     assert reached[1] < max(reached) - 0.2  # 4 rounds with 1 of 6 clients each
-    rounds = one["alone"]["rounds"]
     assert printed == reached[rounds]
     with open(tmp_path / "out" / "clients.csv") as file:
         assert {float(c["local_rounds"]) for c in csv.DictReader(file)} == {rounds}
@@ -257,7 +257,7 @@ def test_a_tuned_rate_of_training_alone_is_reported(
 
 def test_a_rate_is_tuned_once_and_stays_in_the_checkpoint(tiny, tmp_path, monkeypatch):
     """By default; a run that goes on, and one that shares it, take it from there."""
-    asked = iter([3.0])
+    asked = iter([(3.0, 7.0)])
     monkeypatch.setattr(train_alone, "tune_rate", lambda *arguments: next(asked))
     tiny["measure"] |= {"local": True, "metrics": ["loss"]}
     config, first, second = check(tiny, "here"), tmp_path / "first", tmp_path / "second"
@@ -268,11 +268,13 @@ def test_a_rate_is_tuned_once_and_stays_in_the_checkpoint(tiny, tmp_path, monkey
     with pytest.raises(Stop):
         run_config(config, first, on_step=stop)
     second.mkdir()
-    checkpoint.copy(*(Folder(at).checkpoint("trial") for at in (first, second)), {})
+    old, new = (Folder(at).checkpoint("trial") for at in (first, second))
+    checkpoint.copy(old, new, {})
+    built = build(config)
     for place in (first, second):
-        runs = stages(config, build(config), Folder(place), "loss")
-        assert runs["local"].budget is not None
-        assert runs["local"].budget.rate == 3
+        local = stages(config, built, Folder(place), "loss")["local"]
+        assert local.budget is not None
+        assert (local.budget.rate, local.earlier_seconds) == (3, 7)
 
 
 def test_the_folder(tiny, tmp_path):

@@ -166,6 +166,7 @@ def test_a_rate_that_is_far_too_small_is_tuned(keys, monkeypatch):
     """From 0.0003; more than 10 times the rate needs a second grid."""
     monkeypatch.setattr(train_alone, "MOST", 1)
     monkeypatch.setattr(train_alone, "TRIES", 2)
+    monkeypatch.setattr(train_alone, "_seconds", lambda run: 1.0)
     federated_data = digits((60, 80), 0.2)
 
     def alone(factor):
@@ -175,11 +176,13 @@ def test_a_rate_that_is_far_too_small_is_tuned(keys, monkeypatch):
         data = [federated_data] * 2 if keys.ndim else federated_data
         run = fb.train_alone(algorithm, MODEL.init, data, keys, **SETTINGS).complete()
         losses = [of["validation"]["personal"]["loss"] for of in run.measured]
-        return run.budget, np.mean(losses)
+        return run, np.mean(losses)
 
     (tuned, low), (plain, high) = trained(alone), trained(alone(1.0))
-    assert tuned is not None and plain is not None
-    assert tuned.rate == pytest.approx(100) and plain.rate == 1
+    assert tuned.budget is not None and plain.budget is not None
+    assert tuned.budget.rate == pytest.approx(100) and plain.budget.rate == 1
+    # Two grids and a trial of the rounds; the trial.
+    assert (tuned.earlier_seconds, plain.earlier_seconds) == (3, 1)
     assert low < 0.9 * high
 
 

@@ -151,7 +151,7 @@ def progress() -> Iterator[Callable[[str, "Step"], None]]:
     from rich import progress as bars
 
     with bars.Progress(console=console, transient=True) as bar:
-        task = bar.add_task("loading and compiling", total=None)
+        task = bar.add_task("loading, compiling, choosing rates", total=None)
 
         def report(name: str, step: "Step") -> None:
             stage = "" if step.stage == "federated" else ", training alone"

@@ -299,7 +299,7 @@ def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
         console=console,
         transient=True,
     ) as bar:
-        waiting = bar.add_task("loading and compiling", total=None)
+        waiting = bar.add_task("loading, compiling, choosing rates", total=None)
         tasks: dict[str, Any] = {}
 
         def report(step: "Step") -> None:

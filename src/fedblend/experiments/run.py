@@ -237,11 +237,11 @@ def stages(
         if local is not None and given is None:
             own = dataclasses.replace(built.spec, algorithm=local)
             own, alone = train_alone.without_others(own), config.measure.local
-            factor = 1.0
+            factor, seconds = 1.0, 0.0
             if built.local_at is not None:
                 # Constants of splits decide on the rate alone, which is tuned.
                 own = dataclasses.replace(own, over=None)
-                factor = _tuned_rate(own, built.local_at, folder, metric)
+                factor, seconds = _tuned_rate(own, built.local_at, folder, metric)
                 own = dataclasses.replace(own, algorithm=built.local_at(factor))
             if isinstance(alone, bool):
                 runs["trial"] = train_alone.trying(stored("trial", own), metric)
@@ -249,6 +249,7 @@ def stages(
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(stored("local", own))
             runs["local"].budget = train_alone.Budget(own.rounds, rate=factor)
+            runs["local"].earlier_seconds = seconds
         spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
         runs["federated"] = set_up(stored("federated", spec))
     return runs
@@ -256,12 +257,13 @@ def stages(
 
 def _tuned_rate(
     spec: RunSpec, build: Callable[[Any], Any], folder: Folder, metric: str
-) -> float:
-    """The factor of the rate, from a checkpoint if there is one."""
+) -> tuple[float, float]:
+    """The factor of the rate and the seconds to find it, from a checkpoint if any."""
     for stage in STAGES:
         path = folder.checkpoint(stage)
         if path.exists():
-            return float(checkpoint.read_about(path).get("rate", 1.0))
+            about = checkpoint.read_about(path)
+            return float(about.get("rate", 1.0)), float(about.get("tuning", 0.0))
     return train_alone.tune_rate(spec, build, metric)
 
 
@@ -294,6 +296,7 @@ def advance(
     path, about = folder.checkpoint(stage), {"config": dump(config)}
     if stage in STAGES and (budget := runs["local"].budget) is not None:
         about["rate"] = repr(budget.rate)
+        about["tuning"] = repr(runs["local"].earlier_seconds)
 
     def report() -> None:
         if stage == "federated" and run.records:

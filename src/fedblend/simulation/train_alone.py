@@ -107,15 +107,15 @@ def train_alone(
     asked = RunSpec(
         algorithm, params, federated_data, key, rounds, measure=metrics, **settings
     )
-    own, rate = without_others(asked), 1.0
+    own, rate, seconds = without_others(asked), 1.0, 0.0
     if callable(algorithm) and asked.over is None:
-        rate = tune_rate(own, algorithm, metric)
+        rate, seconds = tune_rate(own, algorithm, metric)
         own = dataclasses.replace(own, algorithm=algorithm(rate))
     trial = trying(own, metric)
     for _ in prolonged(trial, metric, rounds):
         pass
     run = set_up(own)
-    run.budget = Budget(rounds, rate=rate)
+    run.budget, run.earlier_seconds = Budget(rounds, rate=rate), seconds
     return of_best_length(run, trial, metric, rounds)
 
 
@@ -150,8 +150,10 @@ def trying(spec: RunSpec, metric: str) -> Run:
     return set_up(own)
 
 
-def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> float:
-    """The factor of the rate with the best held-out score in a short trial.
+def tune_rate(
+    spec: RunSpec, build: Callable[[Any], Algorithm], metric: str
+) -> tuple[float, float]:
+    """The factor of the rate with the best score in a short trial, and its seconds.
 
     All ``FACTORS`` train side by side. While the smallest or the largest is the best,
     further ones around it are tried.
@@ -162,7 +164,8 @@ def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> 
         metric: decides; a loss may rise from the first round on where the rows of
             clients are few.
     """
-    best, keys, data = 1.0, max(spec.key.size, 1), spec.federations
+    best, seconds, keys = 1.0, 0.0, max(spec.key.size, 1)
+    data = spec.federations
     ids = measured_ids(spec.measure_on, data[0].clients, spec.key)
     ids = ids[:: -(-len(ids) // CLIENTS)]
     rounds = least_rounds(spec.rounds // SHORT)
@@ -180,6 +183,7 @@ def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> 
             }
         run = trying(dataclasses.replace(spec, algorithm=build, **several), metric)
         run.complete()
+        seconds += _seconds(run)
         places = np.arange(len(factors) * keys).reshape(-1, keys).tolist()
         tried = [best_of(_seen(run, metric, of)) for of in places]
         top = best_of(tried).score
@@ -188,7 +192,7 @@ def tune_rate(spec: RunSpec, build: Callable[[Any], Algorithm], metric: str) -> 
         best = float(factors[tried.index(lowest)])
         if factors[0] < best < factors[-1]:
             break
-    return best
+    return best, seconds
 
 
 def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
@@ -213,8 +217,13 @@ def of_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
     rate = 1.0 if run.budget is None else run.budget.rate
     run.budget = chosen(seen, least, rows, metric)._replace(rate=rate)
     run.rounds = run.budget.rounds or 0
-    run.earlier_seconds = sum(record.seconds for record in trial.history())
+    run.earlier_seconds += _seconds(trial)
     return run
+
+
+def _seconds(run: Run) -> float:
+    """What its rounds took."""
+    return sum(record.seconds for record in run.history())
 
 
 def _looks(run: Run, metric: str) -> list[Look]:

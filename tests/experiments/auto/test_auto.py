@@ -293,7 +293,7 @@ def test_every_run_has_the_scores_of_the_verdict(kind, name, tmp_path, monkeypat
     monkeypatch.setattr(decision, "choose", lambda *_: (name, [name]))
     table = columns(12, 60)
     score = sum(table[f"x{place}"] * slope for place, slope in enumerate(SLOPE))
-    score = score + np.random.default_rng(1).normal(size=len(score))
+    score = score + np.random.default_rng(1).normal(size=np.size(score))
     if kind == "regression":
         table["outcome"] = score.round(4)
     else:
