@@ -34,7 +34,11 @@ def digits(seed: int):
     """Ten nodes of about 140 training rows."""
     data = fb.datasets.load("digits")
     parts = fb.partition.iid(len(data.rows[1]), 10, seed=seed)
-    return fb.federate(data.rows, parts, test=0.2, validation=0.1, seed=seed), (8, 8, 1), 10
+    return (
+        fb.federate(data.rows, parts, test=0.2, validation=0.1, seed=seed),
+        (8, 8, 1),
+        10,
+    )
 
 
 def femnist(seed: int):
@@ -43,7 +47,11 @@ def femnist(seed: int):
     writers, counts = np.unique(data.keys, return_counts=True)
     chosen = writers[counts >= 100][:20]
     parts = [np.flatnonzero(data.keys == writer) for writer in chosen]
-    return fb.federate(data.rows, parts, test=0.2, validation=0.1, seed=seed), (28, 28, 1), 62
+    return (
+        fb.federate(data.rows, parts, test=0.2, validation=0.1, seed=seed),
+        (28, 28, 1),
+        62,
+    )
 
 
 def hospitals(seed: int):
@@ -53,7 +61,9 @@ def hospitals(seed: int):
         write_table(file, fb.datasets.hospitals())
         data = fb.data.read(file, target="outcome", client="hospital")
     parts = fb.partition.by_key(data.keys)
-    federated = fb.data.federate_dataset(data, parts, test=0.3, validation=0.1, seed=seed)
+    federated = fb.data.federate_dataset(
+        data, parts, test=0.3, validation=0.1, seed=seed
+    )
     return federated, federated.train.examples[0].shape[1:], 2
 
 
@@ -99,6 +109,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=DATA)
     parser.add_argument("--models", nargs="+", default=["softmax", "mlp"])
+    parser.add_argument("--noises", nargs="+", type=float, default=NOISES)
     options = parser.parse_args()
     for name in DATA:
         if options.only not in (None, name):
@@ -106,7 +117,7 @@ def main() -> None:
         for model in options.models:
             for label, work in WORKS.items():
                 base = None
-                for noise in (None, *NOISES):
+                for noise in (None, *options.noises):
                     one = partial(accuracy, name, model, work, noise)
                     found, seconds = zip(*map(one, range(options.seeds)), strict=True)
                     base = base or np.median(seconds)

@@ -441,7 +441,9 @@ def test_the_model_of_an_experiment_that_is_over_stays(tmp_path):
 def test_noise_is_what_stops_models_made_to_extract_rows(tmp_path):
     """Without it two models, whose updates differ by one row, tell that row."""
     noisy = "[protect]\nclip = 1.0\nnoise = 1.0\n[protect.rows]\nnoise = 0.0\n"
-    for number, (policy, told) in enumerate(((BARE, True), (noisy, False), ("", False))):
+    for number, (policy, told) in enumerate(
+        ((BARE, True), (noisy, False), ("", False))
+    ):
         settings = write_node(tmp_path / f"node{number}", policy=policy)
         attacker = Attacker(settings)
         run = {"rounds": 100, "precision": "float64"}

@@ -56,9 +56,7 @@ class FedEmClient(NamedTuple):
     weights: jax.Array
 
 
-@algorithm(
-    form="ensemble", new_client=NewClient(visits=10, steps=None), reads="losses"
-)
+@algorithm(form="ensemble", new_client=NewClient(visits=10, steps=None), reads="losses")
 @gate(**WORK)
 def fedem(loss: Loss, work: Work) -> Algorithm:
     """Shared models, and weights of them for each client, by expectation maximization.

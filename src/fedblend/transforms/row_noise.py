@@ -112,7 +112,9 @@ class RowNoise(HiddenLoss):
             each = jax.vmap(gradient_of)(block[0])
             norms = jax.vmap(trees.norm)(each)
             finite = jnp.isfinite(norms)
-            factors = jnp.minimum(1, self.clip / jnp.maximum(norms, self.clip)) * block[1]
+            factors = (
+                jnp.minimum(1, self.clip / jnp.maximum(norms, self.clip)) * block[1]
+            )
             factors = jnp.where(finite, factors, 0)
 
             def summed(total, leaf):

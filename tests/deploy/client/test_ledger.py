@@ -59,7 +59,10 @@ def test_a_process_that_dies_at_any_write_answers_alike_and_counts_once(
     number, died = 0, True
     while died:
         number += 1
-        attacker, died = Attacker(write_node(tmp_path / f"killed{number}", policy=BARE)), False
+        attacker, died = (
+            Attacker(write_node(tmp_path / f"killed{number}", policy=BARE)),
+            False,
+        )
         writes, found = number, []
         for step in _steps(attacker):
             try:

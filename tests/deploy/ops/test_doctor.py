@@ -149,6 +149,13 @@ def test_files_that_are_missing_or_damaged(own, away, name, text, what):
     assert (finding.fault, finding.what) == (True, what)
 
 
+def test_rows_that_are_not_hidden(own, away):
+    path = own / "nodes/bob/policy.toml"
+    path.write_text("[protect.rows]\nnoise = 0.0\n")
+    finding = only(own / "nodes/bob")
+    assert (finding.fault, finding.what) == (False, "rows are not hidden")
+
+
 @pytest.mark.parametrize(
     ("version", "fine"),
     [("1.40.2", False), ("1.41.0", True), ("1.42.9", True), ("1.43.0", False)],

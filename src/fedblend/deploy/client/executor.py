@@ -145,7 +145,10 @@ def client_setup(
     Raises:
         ConfigError: the terms do not fit the configuration or the rows.
     """
-    built, config = contract.method(contract.facts(terms, splits), rows), contract.config
+    built, config = (
+        contract.method(contract.facts(terms, splits), rows),
+        contract.config,
+    )
     capacities = contract.capacities(terms, splits)
     if client >= contract.clients:
         raise ConfigError(

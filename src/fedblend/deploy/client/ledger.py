@@ -220,7 +220,9 @@ class Ledger:
 
     def lines(self, delta: float) -> list[str]:
         """The ledger for its operator."""
-        noisy = f"epsilon {gaussian_epsilon(self.squared, delta):.4g} at delta {delta:g}"
+        noisy = (
+            f"epsilon {gaussian_epsilon(self.squared, delta):.4g} at delta {delta:g}"
+        )
         spent = f"no guarantee: {self.unprotected} answers without noise"
         of_rows = f"epsilon {gaussian_epsilon(self.measures_squared, delta):.4g} of a test row"
         shown = f"no guarantee: {self.unprotected_measures} measurements without noise"

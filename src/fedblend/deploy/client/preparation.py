@@ -59,7 +59,9 @@ def protected(setup: ClientSetup, protect: Protect) -> ClientSetup:
     if protect.clip is None:
         return setup
     clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
-    setup = setup._replace(algorithm=clipped, protection=f"{setup.protection}clip {protect.clip}")
+    setup = setup._replace(
+        algorithm=clipped, protection=f"{setup.protection}clip {protect.clip}"
+    )
     if not protect.noise:
         return setup
     return setup._replace(

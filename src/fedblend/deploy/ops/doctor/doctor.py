@@ -169,7 +169,10 @@ def _bases(settings: NodeSettings) -> Iterator[Finding]:
 
 def _policy(path: Path) -> Iterator[Finding]:
     try:
-        load_policy(path)
+        if not load_policy(path).protect.rows.noise:
+            what, value = "rows are not hidden", "protect.rows.noise is 0"
+            advice = "one message may hold nearly all rows of this node; set a noise"
+            yield Finding(what, "policy", value, advice, fault=False)
     except ConfigError as error:
         if isinstance(error.__context__, PermissionError):
             raise error.__context__ from None
