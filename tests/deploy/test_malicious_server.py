@@ -36,6 +36,7 @@ from fedblend.deploy.client.ledger import FILE, read_ledger
 from fedblend.deploy.message import ENROLLED, Message
 from fedblend.deploy.ops.audit import verify
 from fedblend.deploy.ops.demo import POLICY
+from fedblend.theory.gaussian import gaussian_epsilon
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
@@ -492,6 +493,22 @@ def test_epsilon_is_a_budget_over_experiments(tmp_path):
     with pytest.raises(Refused, match=r"budget.epsilon"):
         attacker.begin(config())
         attacker.round(0)
+
+
+def test_epsilon_of_a_row_is_a_budget_over_experiments(tmp_path):
+    """By default noise is one clip: each answer from all rows costs a row mu = 1."""
+    policy = "[budget]\nrow_epsilon = 12.0\n"
+    settings = write_node(tmp_path / "node", policy=policy)
+    attacker = Attacker(settings)
+    with pytest.raises(Refused, match=r"budget.row_epsilon: 1\d\.\d+ with this answer"):
+        for number in range(9):
+            attacker.begin(config(algorithm=WHOLE))
+            attacker.round(0)
+    ledger = read_ledger(settings.folder)
+    assert 1 < ledger.answers == number < 9
+    assert ledger.row_epsilon(1e-6) < 12.0
+    assert ledger.row_epsilon(1e-6) == gaussian_epsilon(number, 1e-6)
+    assert "rows: epsilon" in ledger.lines(1e-6)[2]
 
 
 def test_nothing_leaves_a_node_whose_ledger_is_damaged(tmp_path):
