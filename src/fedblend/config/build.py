@@ -40,8 +40,8 @@ from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
 
 if TYPE_CHECKING:
-    from fedblend.data.preprocess.preprocessing import Preprocessing
     from fedblend.config.schema.privacy import ProtectRows
+    from fedblend.data.preprocess.preprocessing import Preprocessing
     from fedblend.metrics import Metric
     from fedblend.transforms.row_noise import RowNoise
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fedblend.cli import app
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.ledger import Charge, Ledger, read_ledger
-from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 from fedblend.errors import RunError
+from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 
 ROUNDS = {"run": {"rounds": 3}}
 
