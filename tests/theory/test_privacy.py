@@ -14,8 +14,8 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from gaussian_mechanism import gaussian
 
 from fedblend.theory import privacy
+from fedblend.theory.loss_distribution import by_loss_distribution
 from fedblend.theory.privacy import (
-    _by_loss_distribution,
     _by_renyi_divergence,
     spent,
 )
@@ -101,7 +101,7 @@ def test_one_sampled_round_has_the_epsilon_of_the_theorem(noise, chance):
     inner = gaussian(2 / noise, DELTA / chance)
     expected = math.log1p(chance * math.expm1(inner))
     cohort = round(chance * 1000)
-    found = _by_loss_distribution(noise / 2, cohort, 1000, 1, DELTA)
+    found = by_loss_distribution(noise / 2, cohort, 1000, 1, DELTA)
     assert expected <= found <= expected + 2e-4
 
 
@@ -116,7 +116,7 @@ def test_composed_rounds_cost_at_least_what_two_datasets_show(noise, cohort, rou
     """
     pair = from_gaussian_mechanism(noise / 2, sampling_prob=cohort / 100)
     least = pair.self_compose(rounds).get_epsilon_for_delta(DELTA)
-    found = _by_loss_distribution(noise / 2, cohort, 100, rounds, DELTA)
+    found = by_loss_distribution(noise / 2, cohort, 100, rounds, DELTA)
     assert least <= found <= 1.1 * least
 
 
@@ -166,7 +166,7 @@ def test_a_client_that_sends_zeros_costs_what_two_datasets_show(noise, cohort, r
 
 
 def test_losses_too_large_for_the_distribution_leave_the_other_bounds():
-    assert _by_loss_distribution(0.025, 10, 100, 3, DELTA) == math.inf
+    assert by_loss_distribution(0.025, 10, 100, 3, DELTA) == math.inf
     everyone = changed(noise=0.05, rounds=3, cohort=100).epsilon
     assert math.isfinite(everyone)
     assert changed(noise=0.05, rounds=3).epsilon <= everyone

@@ -25,22 +25,7 @@ et al.). The last bound is the Rényi bound of Wang, Balle and Kasiviswanathan. 
 about replacing one, and a client that sends zeros is one of the replacements. A client
 that drops out counts as one that sends zeros.
 
-For a client that sends zeros there is a fourth bound. Draw K - 1 of the other clients,
-and one more, j, of the rest: the cohort is these K - 1 with the client, at chance q, or
-with j. Given both, with v the update of j and u that of the client, a round is::
-
-    A = (1 - q) N(v) + q N(u)   with the client     B = (1 - q) N(v) + q N(0)   without
-
-around the same sum, so that, by advanced joint convexity (Balle, Barthe and Gaboardi),
-with b = (1 + q (exp(e) - 1)) / exp(e) and H the delta at e::
-
-    delta_round = q H(N(u), (1-b) N(v) + b N(0)) <= q ((1-b) d(e, 2C) + b d(e, C))
-    delta_round = q H(N(0), (1-b) N(v) + b N(u)) <= q d(e, C)
-
-of A against B, and of B against A: H is convex, and d(e, x) grows with the distance x.
-By joint convexity the same holds if j and the K - 1 are not known. With v = 0 this
-would be Poisson sampling; v = -u is worse, and the epsilon of Poisson sampling is no
-bound here.
+For a client that sends zeros there is a fourth bound, in ``loss_distribution``.
 
 With Poisson sampling every client is in a round with the chance q, independently of
 all others, and neighbors may also differ by one client that is there or is not:
@@ -81,10 +66,9 @@ import importlib.util
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, WHOLE, gate, optional, words
 from fedblend.theory.blt import STRATEGY, Blt, sensitivity
+from fedblend.theory.loss_distribution import MAX_LOSS, by_loss_distribution
 from fedblend.theory.poisson import OVERFLOW, largest_cohort
 
 MOVES = {"replace_one": 2, "zero_out": 1, "add_or_remove": 1}
@@ -95,11 +79,6 @@ RELATIONS = {
     "add_or_remove": "ADD_OR_REMOVE_ONE",
 }
 """The names of dp-accounting."""
-LOSS_STEP, MAX_STEPS = 1e-4, 50_000
-"""Privacy losses of a round are multiples of this step, or of a larger one if these are
-too many."""
-MAX_LOSS = 700.0
-"""Of a round; its exponential is finite."""
 
 
 class Guarantee(NamedTuple):
@@ -165,9 +144,9 @@ def spent(
         run = noise / MOVES["replace_one"], cohort, clients, rounds, delta
         epsilon = min(
             epsilon,
-            _by_loss_distribution(*run),
+            by_loss_distribution(*run),
             _by_renyi_divergence(*run),
-            *[_by_loss_distribution(*run, zeros=True)] * (adjacency == "zero_out"),
+            *[by_loss_distribution(*run, zeros=True)] * (adjacency == "zero_out"),
         )
     return Guarantee(float(epsilon), delta, adjacency)
 
@@ -310,78 +289,6 @@ def _spent_by_poisson(
         left = delta - (1 + math.exp(min(epsilon, MAX_LOSS))) * failure
     reason = f"delta {delta:g} is below the chance of a cohort that is too large"
     return Guarantee(None, delta, adjacency, reason)
-
-
-def _by_loss_distribution(
-    noise: float,
-    cohort: int,
-    clients: int,
-    rounds: int,
-    delta: float,
-    zeros: bool = False,
-) -> float:
-    """Epsilon of Gaussian rounds by their privacy loss distribution.
-
-    Args:
-        noise: in units of how far replacing one client moves the sum.
-        cohort: clients of a round.
-        clients: all there are.
-        rounds: that are composed.
-        delta: of all of them.
-        zeros: whether the other client is one that sends zeros.
-    """
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
-    chance = cohort / clients
-    # At larger losses a Gaussian has less than exp(-50), which counts as infinite loss.
-    most = 0.5 / noise**2 + 10 / noise
-    if most > MAX_LOSS:
-        return math.inf
-    top = math.log1p(chance * math.expm1(most))
-    step = max(LOSS_STEP, top / MAX_STEPS)
-    last = math.ceil(top / step)
-    loss = step * np.arange(last + 1)
-    inner = np.log1p(np.expm1(loss) / chance)
-    there = gone = chance * _delta(noise, inner)
-    if zeros:
-        gone = chance * _delta(2 * noise, inner)
-        share = np.exp(loss - inner)
-        there = (1 - share) * there + share * gone
-
-    def distribution(ahead: np.ndarray, back: np.ndarray) -> pld_pmf.PLDPmf:
-        negative = -np.expm1(-loss[:0:-1]) + np.exp(-loss[:0:-1]) * back[:0:-1]
-        deltas = _convex(step, np.concatenate([negative, ahead]))
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-            step, -last, last, np.clip(deltas, 0.0, 1.0)
-        )
-
-    ways = [distribution(there, gone)]
-    if zeros:
-        ways.append(distribution(gone, there))
-    composed = PrivacyLossDistribution(*ways).self_compose(rounds)
-    return float(composed.get_epsilon_for_delta(delta))
-
-
-def _delta(noise: float, loss: np.ndarray) -> np.ndarray:
-    """The delta of a Gaussian mechanism, with noise in units of how far it moves."""
-    from scipy.special import log_ndtr
-
-    upper = log_ndtr(0.5 / noise - loss * noise)
-    lower = loss + log_ndtr(-0.5 / noise - loss * noise)
-    return -np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0))
-
-
-def _convex(step: float, deltas: np.ndarray) -> np.ndarray:
-    """The deltas at losses around 0, made larger where they are not convex in exp(e).
-
-    Those of all mechanisms are, and a bound of them need not be.
-    """
-    last = len(deltas) // 2
-    gaps = np.diff(np.exp(step * np.arange(-last, last + 1)))
-    slopes = np.minimum.accumulate((np.diff(deltas) / gaps)[::-1])
-    falls = np.append(0.0, np.cumsum(-slopes * gaps[::-1]))
-    return deltas[-1] + falls[::-1]
 
 
 def _by_renyi_divergence(
