@@ -44,6 +44,7 @@ def digits(seed: int):
 def femnist(seed: int):
     """Twenty writers with 100 rows or more."""
     data = fb.datasets.load("femnist")
+    assert data.keys is not None
     writers, counts = np.unique(data.keys, return_counts=True)
     chosen = writers[counts >= 100][:20]
     parts = [np.flatnonzero(data.keys == writer) for writer in chosen]
@@ -68,10 +69,8 @@ def hospitals(seed: int):
 
 
 DATA = {"digits": digits, "femnist": femnist, "hospitals": hospitals}
-WORKS = {
-    "1 step, all rows": fb.Work(0.5, 1, None),
-    "5 steps of 20 rows": fb.Work(0.1, 5, 20),
-}
+WORKS = {"1 step, all rows": (0.5, 1, None), "5 steps of 20 rows": (0.1, 5, 20)}
+"""Rate, steps and rows of a step."""
 
 
 def accuracy(name: str, model_name: str, work, noise: float | None, seed: int):
@@ -83,7 +82,7 @@ def accuracy(name: str, model_name: str, work, noise: float | None, seed: int):
     measure = {"accuracy": fb.metrics.accuracy(model.apply)}
     found = []
     for factor in FACTORS:
-        scaled = work._replace(optimizer=factor * work.optimizer)
+        scaled = fb.Work(factor * work[0], *work[1:])
         start = time.perf_counter()
         run = fb.simulate(
             fb.fedavg(loss, scaled),
@@ -123,7 +122,7 @@ def main() -> None:
                     base = base or np.median(seconds)
                     spent = ""
                     if noise:
-                        steps = {(noise, 1.0): ROUNDS * work.steps}
+                        steps = {(noise, 1.0): ROUNDS * work[1]}
                         spent = f"epsilon at most {row_epsilon(steps, DELTA):.3g}"
                     print(
                         f"{name} {model}, {label}: noise {noise} "

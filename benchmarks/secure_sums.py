@@ -133,7 +133,7 @@ def masks():
     for nodes in (8, 40, 200):
         private = {c: X25519PrivateKey.generate() for c in range(nodes)}
         keys = {c: public_key(key) for c, key in private.items()}
-        attempt = Attempt("bench", 0, 0, keys, FixedPoint(64, 65536.0, nodes))
+        attempt = Attempt("bench", 0, 0, keys, FixedPoint(64, 65536.0, nodes), "")
         parties = {
             c: Party(attempt, c, key, secrets.token_bytes(32))
             for c, key in private.items()

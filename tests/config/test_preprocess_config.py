@@ -114,10 +114,6 @@ def test_the_run_says_what_was_done(content):
         if line.startswith("preprocessing: ")
     ]
     assert "3 columns make" in said and "'notes' has 200 different texts" in said
-    content["privacy"] = {"clip": 1.0, "noise": 1.0, "delta": 1e-5}
-    content["run"] |= {"weights": "uniform"}
-    private = build(check(content, "here")).warnings
-    assert any("the privacy guarantee does not cover them" in line for line in private)
 
 
 def test_choices_stand_in_the_configuration(content):

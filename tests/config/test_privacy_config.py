@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import pytest
@@ -14,12 +14,14 @@ import pytest
 from fedblend.cli import main
 from fedblend.config.build import build
 from fedblend.config.config import Config, dump, load
-from fedblend.config.privacy import EXAMINED, SCOPE, report
+from fedblend.config.privacy import EXAMINED, SCOPE, SOURCES, report
 from fedblend.config.schema import tables
 from fedblend.config.schema.adapt import Adapt
 from fedblend.config.schema.federation import Federation
+from fedblend.config.schema.imported import ImportedModel
 from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
+from fedblend.data.dataset import DATASETS
 from fedblend.errors import ConfigError
 from fedblend.experiments import tune
 from fedblend.experiments.plan.problem import problem
@@ -47,15 +49,15 @@ def configured(tiny, write):
     return make
 
 
-def promised(config, clients=6):
-    return report(config, clients)["privacy"]
+def promised(config, clients=6, raw=False):
+    return report(config, clients, raw)["privacy"]
 
 
 def test_it_is_written_and_read_again_and_may_be_left_out(tiny, write, configured):
     config = configured({"adaptive": True, "count_noise": 3.0})
     assert load(write(dump(config), "again.toml")) == config
     assert "privacy" not in dump(load(write(tiny)))
-    assert report(load(write(tiny)), 6) == {}
+    assert report(load(write(tiny)), 6, False) == {}
 
 
 def test_a_run_says_what_it_costs(configured, tmp_path, write, capsys, compiled):
@@ -266,11 +268,45 @@ def test_every_setting_was_examined_and_a_new_one_is_no_guarantee(
     known |= {"central": tables.Central, "federation": Federation, "adapt": Adapt}
     for name, table in {"config": Config, **known}.items():
         assert set(EXAMINED[name].split()) == set(table.model_fields), name
+    inside = get_args(tables.AnyData)[0]
+    for name, one_of in (
+        ("data", get_args(inside)),
+        ("model", (*tables.NAMED_MODELS, ImportedModel)),
+    ):
+        found = {key for table in one_of for key in table.model_fields}
+        assert set(EXAMINED[name].split()) == found, name
+    # Those whose loaders have a mean or the most frequent words of all rows.
+    assert {*DATASETS} - {*SOURCES.split()} == {"breast_cancer", "stackexchange"}
     config = configured()
     assert promised(config)["epsilon"] is not None
     monkeypatch.setitem(EXAMINED, "run", EXAMINED["run"].replace("dropout ", ""))
     found = promised(config)["sentence"]
     assert found.startswith("no guarantee: run.dropout is not among the settings")
+    monkeypatch.setitem(EXAMINED, "data", EXAMINED["data"].replace("unseen ", ""))
+    found = promised(config)["sentence"]
+    assert found.startswith("no guarantee: data.unseen is not among the settings")
+    rows = configured(data={"source": "breast_cancer"})
+    found = promised(rows)["sentence"]
+    assert found.startswith("no guarantee: rows of breast_cancer depend on those of")
+
+
+RAW = "no guarantee: the inputs are standardized by means of the clients' rows"
+
+
+@pytest.mark.parametrize(("name", "epsilon"), [("auto", False), ("none", True)])
+def test_a_raw_table_has_a_guarantee_only_as_it_is(
+    name, epsilon, tiny, configured, tmp_path
+):
+    """Columns are standardized unless the configuration says to take them as is."""
+    table = tmp_path / "table.csv"
+    rows = [f"{row % 7},{row * row % 11},{row % 3},{row % 6}" for row in range(60)]
+    table.write_text("\n".join(["a,b,kind,who", *rows]))
+    data = {"file": str(table), "target": "kind", "client": "who", "test": 0.25}
+    tiny["data"] = data | {"preprocess": name, "partition": "by_key"}
+    summary = run_config(configured(), tmp_path / "out")
+    sentence = summary["privacy"]["sentence"]
+    assert (summary["privacy"]["epsilon"] is not None) == epsilon
+    assert sentence.startswith(RAW) != epsilon
 
 
 def test_spare_clients_are_drawn_and_accounted_for(tiny, write):
@@ -390,7 +426,7 @@ def test_what_is_not_installed_is_said(configured, monkeypatch):
     config = configured()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedblend\[private\]'"):
-        report(config, 6)
+        report(config, 6, False)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"

@@ -161,6 +161,20 @@ def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
     assert set(found.values) <= {"died", "recovered"} and len(found.values) == ROWS[1]
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_private_federation_with_raw_tables_says_that_it_has_no_guarantee(
+    place, raw, tmp_path
+):
+    settings = [node_settings(place, tmp_path, client) for client in range(CLIENTS)]
+    nodes = {client: node_of(one) for client, one in enumerate(settings)}
+    text = f"{federated(raw)}[privacy]\nclip = 0.5\nnoise = 9.0\ndelta = 1e-3\n"
+    run = experiment(tmp_path / "run", text)
+    found = run_server(run, LoopbackTransport(nodes), poll=0.0)["privacy"]
+    assert found["epsilon"] is None
+    reason = "the inputs are standardized by means of the clients' rows"
+    assert found["sentence"].startswith(f"no guarantee: {reason}")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_nodes_train_a_regression_in_the_unit_of_a_simulation(place, tmp_path):

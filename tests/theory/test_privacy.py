@@ -14,8 +14,8 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from gaussian_mechanism import gaussian
 
 from fedblend.theory import privacy
+from fedblend.theory.loss_distribution import by_loss_distribution
 from fedblend.theory.privacy import (
-    _by_loss_distribution,
     _by_renyi_divergence,
     spent,
 )
@@ -101,7 +101,7 @@ def test_one_sampled_round_has_the_epsilon_of_the_theorem(noise, chance):
     inner = gaussian(2 / noise, DELTA / chance)
     expected = math.log1p(chance * math.expm1(inner))
     cohort = round(chance * 1000)
-    found = _by_loss_distribution(noise / 2, cohort, 1000, 1, DELTA)
+    found = by_loss_distribution(noise / 2, cohort, 1000, 1, DELTA)
     assert expected <= found <= expected + 2e-4
 
 
@@ -116,12 +116,57 @@ def test_composed_rounds_cost_at_least_what_two_datasets_show(noise, cohort, rou
     """
     pair = from_gaussian_mechanism(noise / 2, sampling_prob=cohort / 100)
     least = pair.self_compose(rounds).get_epsilon_for_delta(DELTA)
-    found = _by_loss_distribution(noise / 2, cohort, 100, rounds, DELTA)
+    found = by_loss_distribution(noise / 2, cohort, 100, rounds, DELTA)
     assert least <= found <= 1.1 * least
 
 
+def drawn_delta(noise, chance, rounds, other, epsilon):
+    """The delta at an epsilon of two datasets, by 100,000 draws: a bound from below.
+
+    One client sends C or zeros, and the one in whose place it is drawn sends ``other``.
+    """
+    rng, total = np.random.default_rng(0), 0.0
+    for _ in range(rounds):
+        there = rng.random(100_000) < chance
+        seen = np.where(there, 1.0, other) + noise * rng.standard_normal(100_000)
+        lone, with_it, zeros = (
+            np.exp(-((seen - at) ** 2) / 2 / noise**2) for at in (other, 1.0, 0.0)
+        )
+        rest = (1 - chance) * lone
+        total += np.log((rest + chance * with_it) / (rest + chance * zeros))
+    failures = np.maximum(0.0, -np.expm1(np.minimum(epsilon - total, 0.0)))
+    return failures.mean() - 4 * failures.std() / np.sqrt(len(failures))
+
+
+@pytest.mark.parametrize(
+    ("noise", "cohort", "rounds"),
+    [
+        (4.0, 25, 12),
+        pytest.param(4.0, 10, 100, marks=pytest.mark.slow),
+        pytest.param(6.0, 5, 300, marks=pytest.mark.slow),
+    ],
+)
+def test_a_client_that_sends_zeros_costs_what_two_datasets_show(noise, cohort, rounds):
+    """Below the bound for replacing, above what is drawn; Poisson's is no bound."""
+    run: dict[str, Any] = {"noise": noise, "cohort": cohort, "rounds": rounds}
+    run |= {"delta": 1e-2, "clients": 100}
+    replaced, found, poisson = (
+        spent(**run, **more).epsilon or 0.0
+        for more in (
+            {},
+            {"adjacency": "zero_out"},
+            {"adjacency": "zero_out", "sampling": "poisson"},
+        )
+    )
+    assert found < 0.65 * replaced
+    for other in (-1.0, 0.0):
+        assert drawn_delta(noise, cohort / 100, rounds, other, found) <= 1e-2
+    assert drawn_delta(noise, cohort / 100, rounds, -1.0, 0.7 * found) > 1e-2
+    assert drawn_delta(noise, cohort / 100, rounds, -1.0, poisson) > 1e-2
+
+
 def test_losses_too_large_for_the_distribution_leave_the_other_bounds():
-    assert _by_loss_distribution(0.025, 10, 100, 3, DELTA) == math.inf
+    assert by_loss_distribution(0.025, 10, 100, 3, DELTA) == math.inf
     everyone = changed(noise=0.05, rounds=3, cohort=100).epsilon
     assert math.isfinite(everyone)
     assert changed(noise=0.05, rounds=3).epsilon <= everyone

@@ -149,7 +149,7 @@ def test_epsilon_of_a_row_by_hand():
     """Sixty steps on all rows at noise 3 are one Gaussian mechanism."""
     assert row_epsilon({(3.0, 1.0): 60}, 1e-5) == gaussian_epsilon(60 / 9, 1e-5)
     assert row_epsilon({(0.0, 1.0): 1}, 1e-5) == inf
-    drawn = binom.isf(0.5e-5, 1000, 0.01)
+    drawn = float(binom.isf(0.5e-5, 1000, 0.01))
     assert 10 < drawn < 40  # far below the 1000 steps
     expected = gaussian_epsilon(drawn / 4, 0.5e-5)
     assert row_epsilon({(2.0, 0.01): 1000}, 1e-5) == pytest.approx(expected)

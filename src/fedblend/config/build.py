@@ -32,7 +32,7 @@ from fedblend.config.model import (
     with_steps,
 )
 from fedblend.core import Algorithm, Key, Loss
-from fedblend.data.dataset import Task, task_of
+from fedblend.data.dataset import Dataset, Task, task_of
 from fedblend.data.federated import FederatedData
 from fedblend.models import Model
 from fedblend.simulation.sampling import settled
@@ -40,8 +40,8 @@ from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
 
 if TYPE_CHECKING:
-    from fedblend.data.preprocess.preprocessing import Preprocessing
     from fedblend.config.schema.privacy import ProtectRows
+    from fedblend.data.preprocess.preprocessing import Preprocessing
     from fedblend.metrics import Metric
     from fedblend.transforms.row_noise import RowNoise
 
@@ -116,14 +116,18 @@ class Built(NamedTuple):
         return tuple(one for one in fitted if one is not None)
 
 
-def build(config: Config) -> Built:
+def build(config: Config, whole: Dataset | None = None) -> Built:
     """Load and share out the data, and build all that is computed with.
+
+    Args:
+        config: what to run.
+        whole: the data, in place of what ``[data]`` would load.
 
     Raises:
         ConfigError: what the configuration asks for does not go together.
         DataError: the data cannot be had, or cannot be used.
     """
-    whole = data.load_dataset(config.data)
+    whole = whole or data.load_dataset(config.data)
     task = task_of(whole)
     dataset, server = data.set_aside(
         config.central, whole, config.data.target, config.data.seed
@@ -173,9 +177,7 @@ def build(config: Config) -> Built:
         ),
         facts=data.facts(whole, parts, splits),
         warnings=(
-            *data.warnings(
-                whole, federated_data, config.data.inputs, config.privacy is not None
-            ),
+            *data.warnings(whole, federated_data, config.data.inputs),
             *transforms.warnings(config, clients, found.algorithm.needs),
             *_of_steps(config, found, name, federated_data),
         ),

@@ -288,23 +288,17 @@ def _digest(dataset: Dataset) -> str:
 
 
 def warnings(
-    dataset: Dataset, federated_data: FederatedData, inputs: Any, private: bool
+    dataset: Dataset, federated_data: FederatedData, inputs: Any
 ) -> Iterator[str]:
     """What is odd about the data and its clients, but no error.
 
-    ``inputs`` are the columns that the configuration names, if it does; ``private``
-    is whether it promises a privacy guarantee.
+    ``inputs`` are the columns that the configuration names, if it does.
     """
     yield from dataset.notes
     if (fitted := federated_data.preprocessing) is not None:
         yield fitted.in_short()
         splits = federated_data.splits.values()
         yield from fitted.warnings(split.examples[0] for split in splits)
-        if private:
-            yield (
-                "preprocessing: the means and deviations of columns come from training "
-                "rows without noise, and the privacy guarantee does not cover them"
-            )
     if dataset.sha256:  # a folder's rows need not fit into memory
         some = tuple(array[:SEEN] for array in dataset.rows)
         dataset = dataset._replace(rows=some)

@@ -22,6 +22,19 @@ SCOPE = (
 )
 """What else a run folder has is computed from the clients' rows without noise."""
 EXAMINED = {
+    # What a table says of itself is public: its columns, labels and how numbers are
+    # written, who the clients are. Rows are held out client by client.
+    "data": (
+        "source options file target client inputs drop kind preprocess validation test "
+        "unseen seed split_seed partition path clients labels classes shape columns "
+        "raw center scale pairs concentration minimum per_client"
+    ),
+    # Numbers and words of the configuration: no model sees a row before training.
+    "model": (
+        "l2 loss ensemble products name import_from cell embedding hidden layers norm "
+        "width intercept activation groups bias heads kv_heads pool positions remat "
+        "unroll vocabulary tied"
+    ),
     "config": (
         "version name data model algorithm adapt compress privacy central select "
         "populations attack protect run measure federation"
@@ -48,22 +61,34 @@ EXAMINED = {
     ),
 }
 """By table: the keys for which ``_conditions`` has what privacy needs of them."""
+SOURCES = (
+    "a6a celeba_smile cifar10 digits fashion_mnist femnist ijcnn1 libsvm mnist "
+    "movielens mushrooms shakespeare stackexchange_text synthetic synthetic_mixture "
+    "two_sines w6a wikitext-2"
+)
+"""Datasets by name of which a row is computed from itself alone. Those of breast_cancer
+are standardized by all rows; the words of stackexchange are the most frequent ones."""
 
 
-def report(config: Config, clients: int) -> dict[str, Any]:
+def report(config: Config, clients: int, raw: bool) -> dict[str, Any]:
     """The privacy of a run for its summary; empty without ``[privacy]``.
 
     ``epsilon`` is that of everything the run publishes: of all its seeds together.
+
+    Args:
+        config: what is run.
+        clients: how many there are.
+        raw: whether inputs come from a raw table, by statistics of all clients.
     """
     table, seeds = config.privacy, config.run.seed
     if table is None:
         return {}
     runs = len(seeds) if isinstance(seeds, list) else 1
-    found = _guarantee(config, clients, runs)
+    found = _guarantee(config, clients, runs, raw)
     sentence = str(found)
     if found.epsilon is not None:
         if runs > 1:
-            each = _guarantee(config, clients, 1)
+            each = _guarantee(config, clients, 1, raw)
             sentence += f" of all {runs} seeds together, {each.epsilon:.4g} of each"
         sentence += f", {SCOPE}"
     facts = {"epsilon": found.epsilon, "delta": found.delta}
@@ -71,10 +96,10 @@ def report(config: Config, clients: int) -> dict[str, Any]:
     return {"privacy": {"sentence": sentence, **facts, **neighbors}}
 
 
-def _guarantee(config: Config, clients: int, runs: int) -> Guarantee:
+def _guarantee(config: Config, clients: int, runs: int, raw: bool) -> Guarantee:
     table, run = config.privacy, config.run
     assert table is not None
-    for holds, otherwise in _conditions(config, table):
+    for holds, otherwise in _conditions(config, table, raw):
         if not holds:
             return Guarantee(None, table.delta, table.adjacency, otherwise)
     noise: Any = {key: getattr(table, key) for key in ("noise", "delta", "adjacency")}
@@ -101,7 +126,7 @@ def _guarantee(config: Config, clients: int, runs: int) -> Guarantee:
         raise ConfigError(str(error)) from None
 
 
-def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
+def _conditions(config: Config, table: Privacy, raw: bool) -> list[tuple[bool, str]]:
     """All that a guarantee needs, each with the reason why there is none without it.
 
     That clients send an update and nothing else, that one size of cohort is planned
@@ -113,10 +138,20 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
     run, central, compress = config.run, config.central, config.compress
     federation = config.federation or Federation()
     how = "plain" if compress is None else compress.how
-    longest = federation.longest_update
+    longest, source = federation.longest_update, config.data.source
     unknown = _unexamined(config)
     return [
         (table.noise > 0, "there is no noise"),
+        (
+            not raw,
+            "the inputs are standardized by means of the clients' rows, and so are the "
+            'targets of a regression; data.preprocess = "none", or data.columns in '
+            "place of data.raw, takes numbers as they are",
+        ),
+        (
+            source is None or source in SOURCES.split(),
+            f"rows of {source} depend on those of other clients, or were not examined",
+        ),
         (run.until is None, "run.until stops by a gradient that has no noise"),
         (
             table.noise_from == "system",

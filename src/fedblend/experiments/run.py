@@ -135,7 +135,8 @@ def run_built(
     runs = stages(config, built, folder, metric, local)
     promised = {}
     if config.privacy is not None:
-        promised = privacy.report(config, built.federated_data.clients)
+        clients, raw = built.federated_data.clients, bool(built.preprocessing)
+        promised = privacy.report(config, clients, raw)
     open_folder(folder, config, built)
     run = runs["federated"]
     watched = _watching(run, config, on_step, on_warning)

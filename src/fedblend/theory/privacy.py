@@ -25,6 +25,8 @@ et al.). The last bound is the Rényi bound of Wang, Balle and Kasiviswanathan. 
 about replacing one, and a client that sends zeros is one of the replacements. A client
 that drops out counts as one that sends zeros.
 
+For a client that sends zeros there is a fourth bound, in ``loss_distribution``.
+
 With Poisson sampling every client is in a round with the chance q, independently of
 all others, and neighbors may also differ by one client that is there or is not:
 
@@ -64,10 +66,9 @@ import importlib.util
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, WHOLE, gate, optional, words
 from fedblend.theory.blt import STRATEGY, Blt, sensitivity
+from fedblend.theory.loss_distribution import MAX_LOSS, by_loss_distribution
 from fedblend.theory.poisson import OVERFLOW, largest_cohort
 
 MOVES = {"replace_one": 2, "zero_out": 1, "add_or_remove": 1}
@@ -78,11 +79,6 @@ RELATIONS = {
     "add_or_remove": "ADD_OR_REMOVE_ONE",
 }
 """The names of dp-accounting."""
-LOSS_STEP, MAX_STEPS = 1e-4, 50_000
-"""Privacy losses of a round are multiples of this step, or of a larger one if these are
-too many."""
-MAX_LOSS = 700.0
-"""Of a round; its exponential is finite."""
 
 
 class Guarantee(NamedTuple):
@@ -146,8 +142,12 @@ def spent(
     epsilon = _always_sampled(noise / MOVES[adjacency], rounds, delta)
     if cohort < clients:
         run = noise / MOVES["replace_one"], cohort, clients, rounds, delta
-        bounds = _by_loss_distribution(*run), _by_renyi_divergence(*run)
-        epsilon = min(epsilon, *bounds)
+        epsilon = min(
+            epsilon,
+            by_loss_distribution(*run),
+            _by_renyi_divergence(*run),
+            *[by_loss_distribution(*run, zeros=True)] * (adjacency == "zero_out"),
+        )
     return Guarantee(float(epsilon), delta, adjacency)
 
 
@@ -289,43 +289,6 @@ def _spent_by_poisson(
         left = delta - (1 + math.exp(min(epsilon, MAX_LOSS))) * failure
     reason = f"delta {delta:g} is below the chance of a cohort that is too large"
     return Guarantee(None, delta, adjacency, reason)
-
-
-def _by_loss_distribution(
-    noise: float, cohort: int, clients: int, rounds: int, delta: float
-) -> float:
-    """Epsilon of Gaussian rounds by their privacy loss distribution.
-
-    Args:
-        noise: in units of how far replacing one client moves the sum.
-        cohort: clients of a round.
-        clients: all there are.
-        rounds: that are composed.
-        delta: of all of them.
-    """
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-    from scipy.special import log_ndtr
-
-    chance = cohort / clients
-    # At larger losses a Gaussian has less than exp(-50), which counts as infinite loss.
-    most = 0.5 / noise**2 + 10 / noise
-    if most > MAX_LOSS:
-        return math.inf
-    top = math.log1p(chance * math.expm1(most))
-    step = max(LOSS_STEP, top / MAX_STEPS)
-    last = math.ceil(top / step)
-    loss = step * np.arange(last + 1)
-    inner = np.log1p(np.expm1(loss) / chance)
-    upper = log_ndtr(0.5 / noise - inner * noise)
-    lower = inner + log_ndtr(-0.5 / noise - inner * noise)
-    deltas = chance * -np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0))
-    negative = -np.expm1(-loss[:0:-1]) + np.exp(-loss[:0:-1]) * deltas[:0:-1]
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        step, -last, last, np.clip(np.concatenate([negative, deltas]), 0.0, 1.0)
-    )
-    composed = PrivacyLossDistribution(pmf).self_compose(rounds)
-    return float(composed.get_epsilon_for_delta(delta))
 
 
 def _by_renyi_divergence(

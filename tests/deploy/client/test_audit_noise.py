@@ -15,9 +15,9 @@ from fedblend.config.config import check
 from fedblend.deploy.client import preparation
 from fedblend.deploy.client.audit_noise import audit_node
 from fedblend.deploy.client.ledger import Charge, Ledger
-from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 from fedblend.deploy.client.policy import Policy
 from fedblend.errors import ConfigError
+from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 from fedblend.transforms import noise
 
 POLICY = Policy.model_validate(

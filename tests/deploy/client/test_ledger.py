@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fedblend.cli import app
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.ledger import Charge, Ledger, read_ledger
-from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 from fedblend.errors import RunError
+from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 
 ROUNDS = {"run": {"rounds": 3}}
 
@@ -88,6 +88,27 @@ def _steps(attacker: Attacker) -> list[Callable[[], Any]]:
 
 def _conversation(attacker: Attacker) -> list[Any]:
     return [step() for step in _steps(attacker)]
+
+
+def test_noisy_gradients_are_counted_for_a_row(tmp_path):
+    """Two rounds of four steps of 8 of 40 rows, each message twice; then no more."""
+    attacker = Attacker(write_node(tmp_path / "node"))
+    found = _conversation(attacker)
+    np.testing.assert_equal(found[1], found[2])  # the reply that is on disk
+    ledger = read_ledger(attacker.settings.folder)
+    ((key, steps),) = ledger.row_steps.items()
+    noise, share = map(float, key.split())
+    assert (noise, steps, ledger.bare_rows) == (1.0, 8, 0)
+    assert share == pytest.approx(1 - (1 - 1 / 40) ** 8, abs=1e-6)
+    spent = ledger.row_epsilon(1e-6)
+    policy = f"[budget]\nrow_epsilon = {spent - 0.01}\n"
+    attacker = Attacker(write_node(tmp_path / "frugal", policy=policy))
+    attacker.begin(config(**ROUNDS))
+    attacker.round(0)
+    for _ in range(2):
+        with pytest.raises(Refused, match="policy budget"):
+            attacker.round(1)
+    assert read_ledger(attacker.settings.folder).answers == 1
 
 
 def test_noise_on_measures_is_counted_and_sent_again_as_it_was(tmp_path):

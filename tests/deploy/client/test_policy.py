@@ -191,13 +191,18 @@ def _extra(built) -> list:
 def test_measures_are_filtered_and_rounded():
     counts = {"train": 100, "test": 20}
     told = Policy().disclosed(MEASURED, counts)
-    assert told == {"test": {"shared": {"loss": 0.123, "accuracy": 0.667}}}
+    assert told == {
+        "test": {
+            "shared": {"loss": 0.123, "accuracy": 0.667},
+            "personal": {"loss": 100.0},
+        }
+    }
     every = Policy(metrics=Metrics(names="any", splits=["train", "test"], round_to=1))
     assert every.disclosed(MEASURED, counts) == {
         "train": {"shared": {"loss": 0.2, "accuracy": 0.5}},
         "test": {
             "shared": {"loss": 0.1, "accuracy": 0.7, "auc": 0.9},
-            "personal": {"auc": 0.8},
+            "personal": {"loss": 100.0, "auc": 0.8},
         },
     }
 
@@ -291,7 +296,7 @@ def test_noise_is_for_means_over_rows_only():
 def test_noise_on_measures_is_in_units_of_what_one_row_changes():
     noisy = Policy(metrics=Metrics(noise=2.0, round_to=12, bound=10.0, names="any"))
     shown = [noisy.disclosed(MEASURED, {"test": 50})["test"] for _ in range(300)]
-    assert "personal" not in shown[0] and "auc" not in shown[0]["shared"]
+    assert {*shown[0]["personal"]} == {"loss"} and "auc" not in shown[0]["shared"]
     for name, most in (("loss", 10.0), ("accuracy", 1.0)):
         found = [
             one["shared"][name] - MEASURED["test"]["shared"][name] for one in shown
@@ -308,3 +313,18 @@ def test_what_a_row_brings_to_a_mean_is_bounded_on_a_node():
 
     assert value("mae", 4.0) == 2.0 and value("mse", 4.0) == 2.0
     assert value("rmse", 4.0) == value("rmse", 1e9)  # it stays on the node
+
+
+def test_what_is_not_finite_is_as_wrong_as_can_be_and_is_never_left_out():
+    rows = Batch((jnp.array([jnp.nan, 1.0, jnp.inf, 1.0]), jnp.ones(4)), jnp.ones(4))
+    for name, kind, found in (("mae", "regression", 4.0), ("accuracy", "binary", 0.75)):
+        metric = build_metric(name, kind, lambda p, x: x[0], lambda p, x: x)
+        assert float(bounded(metric, 8.0)(None, rows)) == found
+    every = Policy(metrics=Metrics(names="any", minimum_count=0))
+    measured = dict.fromkeys(METRICS, float("nan"))
+    sent = every.disclosed({"test": {"shared": measured}}, {"test": 3})["test"]
+    worst = {"loss": 100.0, "accuracy": 0.0, "balanced_accuracy": 0.0, "brier": 1.0}
+    assert worst.items() <= sent["shared"].items()
+    # A ranking of one class is no number, and is never sent with noise.
+    assert {*METRICS} - {*sent["shared"]} == {"auc", "average_precision", "rmse", "r2"}
+    assert every.disclosed({"test": {"shared": measured}}, {"test": 0}) == {}

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedblend.config.build import build
 from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.experiments.audit_privacy import audit as audits
 from fedblend.experiments.audit_privacy.audit import Audit, audit
 from fedblend.experiments.audit_privacy.canaries import directions
+from fedblend.experiments.audit_privacy.columns import leak
 from fedblend.simulation import sampling
 from fedblend.theory import privacy as accountant
 from fedblend.transforms import blt_noise, noise
@@ -198,3 +201,33 @@ def test_most_exposed_canaries_are_played_for():
     known = audits.Attack(np.ones(1), precision, "replace_one")
     chances = np.broadcast_to(np.eye(4), (500, 4, 4))
     assert audits._chosen(known, chances).mean(axis=0).tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_columns_of_one_client_that_change_others_are_found(
+    kind, tiny, tmp_path, monkeypatch
+):
+    """Of a table that is standardized, were it not known to have no guarantee."""
+    table = tmp_path / "table.csv"
+    rows = [f"{row % 7},{row * row % 11},{row % 3},{row % 6}" for row in range(60)]
+    table.write_text("\n".join(["a,b,kind,who", *rows]))
+    tiny["data"] = {"file": str(table), "target": "kind", "client": "who"}
+    tiny["data"] |= {"kind": kind, "partition": "by_key"}
+    tiny["run"] = {"rounds": 1, "cohort": 3}
+    tiny["privacy"] = {"clip": 0.5, "delta": 1e-3, "noise": 4.0}
+    with pytest.raises(ConfigError, match="no guarantee: the inputs are standardized"):
+        audit(check(tiny, "audited"))
+    promise = audits.privacy.report
+
+    def careless(config, clients, raw):
+        return promise(config, clients, False)
+
+    monkeypatch.setattr(audits.privacy, "report", careless)
+    changed = "the inputs of 5 other clients"
+    if kind == "regression":
+        changed = "what the model is trained for"
+    with pytest.raises(ConfigError, match=f"one client change {changed}, without"):
+        audit(check(tiny, "audited"))
+    tiny["data"]["preprocess"] = "none"
+    numbers = check(tiny, "audited")
+    assert leak(numbers, build(numbers)) == ""

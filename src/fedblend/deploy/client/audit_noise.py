@@ -18,7 +18,6 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.core import Up
 from fedblend.deploy.client.executor import ClientSetup
-from fedblend.theory.gaussian import gaussian_epsilon
 from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.client.policy import Policy, Protect
 from fedblend.deploy.client.preparation import protected
@@ -33,6 +32,7 @@ from fedblend.experiments.audit_privacy.canaries import (
 )
 from fedblend.experiments.audit_privacy.games import OnStep
 from fedblend.simulation.simulate import set_up
+from fedblend.theory.gaussian import gaussian_epsilon
 from fedblend.trees import precision
 
 NODES = 16

@@ -36,7 +36,7 @@ from fedblend.deploy.client import programs
 from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
 from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.errors import ConfigError
-from fedblend.metrics import Metric
+from fedblend.metrics.metric import Metric, counted, mean_and_rows
 from fedblend.simulation import aggregators, train_alone
 from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
 
@@ -330,18 +330,21 @@ def _salt(secret: bytes | None, request: str) -> jax.Array | None:
 
 
 def bounded(metric: Metric, most: float) -> Metric:
-    """A mean over rows with what each contributes bounded; in [0, 1] it is as it was.
+    """A mean over rows with what each contributes between 0 and ``most``, or 1.
 
-    Without it one row that a model gets absurdly wrong is all that a mean shows.
+    Without it one row that a model gets absurdly wrong is all that a mean shows. A row
+    that is not finite counts as wrong as can be, so that every row is in every mean.
     """
     with_rows = metric.with_rows
-    if metric.bounded or not metric.mean_of_rows or with_rows is None:
+    if not metric.mean_of_rows or with_rows is None:
         return metric
+    top = 1.0 if metric.bounded else most
+    worst = 0.0 if metric.higher_is_better else top
 
     def measure(model, batch):
-        value, rows = with_rows(model, batch)
-        cut = jnp.minimum(rows, most)
-        return jnp.where((rows > most).any(), jnp.nanmean(cut), value), cut
+        _, rows = with_rows(model, batch)
+        cut = jnp.where(jnp.isfinite(rows), jnp.clip(rows, 0, top), worst)
+        return mean_and_rows(cut, counted(batch, rows))
 
     return dataclasses.replace(
         metric, fn=lambda model, batch: measure(model, batch)[0], with_rows=measure

@@ -157,8 +157,8 @@ class Ledger:
             spent = self.row_epsilon(most.delta, charge.row_steps)
             if spent > most.row_epsilon:
                 return (
-                    f"policy budget.row_epsilon: {spent:.4g} with this answer; allowed: "
-                    f"at most {most.row_epsilon:g}"
+                    f"policy budget.row_epsilon: {spent:.4g} with this answer; "
+                    f"allowed: at most {most.row_epsilon:g}"
                 )
         return ""
 
@@ -224,7 +224,8 @@ class Ledger:
             f"epsilon {gaussian_epsilon(self.squared, delta):.4g} at delta {delta:g}"
         )
         spent = f"no guarantee: {self.unprotected} answers without noise"
-        of_rows = f"epsilon {gaussian_epsilon(self.measures_squared, delta):.4g} of a test row"
+        measured = gaussian_epsilon(self.measures_squared, delta)
+        of_rows = f"epsilon {measured:.4g} of a test row"
         shown = f"no guarantee: {self.unprotected_measures} measurements without noise"
         of_train = f"epsilon {self.row_epsilon(delta):.4g} of a training row"
         bare = f"no guarantee: {self.bare_rows} answers without noise for rows"

@@ -40,6 +40,7 @@ from fedblend.config.toml import LONGEST, parse
 from fedblend.deploy.client.ledger import Allowance
 from fedblend.deploy.ops.settings import parse_as
 from fedblend.errors import ConfigError, SettingError
+from fedblend.metrics import Metric
 from fedblend.metrics import registry as metrics
 from fedblend.registry import ALGORITHMS, OWN_MODEL
 
@@ -300,7 +301,8 @@ class Policy(Table):
                 for model, measured in models.items()
             }
             for split, models in values.items()
-            if split in shown.splits and counts.get(split, 0) >= shown.minimum_count
+            if split in shown.splits
+            and counts.get(split, 0) >= max(shown.minimum_count, 1)
         }
         return {
             split: {model: measured for model, measured in models.items() if measured}
@@ -311,25 +313,31 @@ class Policy(Table):
     def _shown(self, measured: Mapping[str, float], rows: int) -> dict[str, float]:
         return {
             name: round(
-                self._perturbed(name, float(value), rows), self.metrics.round_to
+                self._perturbed(facts, float(value), rows), self.metrics.round_to
             )
             for name, value in measured.items()
-            if self._sends(name) and math.isfinite(value)
+            if (facts := SENT.get(name.partition("@")[0])) and self._sends(name, facts)
+            # A value decides this only where no noise is promised.
+            if facts.always_defined or math.isfinite(value)
         }
 
-    def _sends(self, name: str) -> bool:
+    def _sends(self, name: str, facts: Metric) -> bool:
         """Whether a metric may be sent; noise is for means, and hides single rows."""
-        found = SENT.get(name.partition("@")[0])
-        if found is None or not allows(self.metrics.names, name):
-            return False
-        return found.mean_of_rows or not self.metrics.noise
+        noisy = facts.mean_of_rows or not self.metrics.noise
+        return allows(self.metrics.names, name) and noisy
 
-    def _perturbed(self, name: str, value: float, rows: int) -> float:
-        """A mean over rows with noise, in units of how far one row can move it."""
+    def _perturbed(self, facts: Metric, value: float, rows: int) -> float:
+        """A mean over rows with noise, in units of how far one row can move it.
+
+        A value that is not finite counts as the worst one, and is not left out: its
+        absence would tell of a single row at any noise.
+        """
         shown = self.metrics
+        most = 1.0 if facts.bounded else shown.bound
+        if not math.isfinite(value):
+            value = 0.0 if facts.higher_is_better else most
         if not shown.noise:
             return value
-        most = 1.0 if SENT[name.partition("@")[0]].bounded else shown.bound
         return value + secrets.SystemRandom().gauss(0, shown.noise * most / rows)
 
 

@@ -228,7 +228,7 @@ def _results(
     return {
         "name": config.name,
         "algorithm": config.algorithm.name,
-        **privacy.report(spent, len(server.active)),
+        **privacy.report(spent, len(server.active), contract.schema is not None),
         **harm,
         "runs": [{"seed": contract.seed, **server.summary()}],
     }

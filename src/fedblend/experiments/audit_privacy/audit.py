@@ -21,6 +21,7 @@ from fedblend.errors import ConfigError
 from fedblend.experiments.audit_privacy import attack, lower_bound
 from fedblend.experiments.audit_privacy.attack import Attack, Games
 from fedblend.experiments.audit_privacy.canaries import COINS, Directions
+from fedblend.experiments.audit_privacy.columns import leak
 from fedblend.experiments.audit_privacy.games import OnStep, play
 from fedblend.trees import precision
 
@@ -77,7 +78,8 @@ def audit(
         on_step: called with the rounds that were run, and all there are.
 
     Raises:
-        ConfigError: there is no epsilon to compare with.
+        ConfigError: there is no epsilon to compare with, or rows of one client change
+            those of others.
     """
     config = _of_one_seed(config)
     table = config.privacy
@@ -87,9 +89,15 @@ def audit(
         raise ConfigError("run.rounds: 0; without a round there is nothing to audit")
     with precision(config.run.precision):
         built = build(config)
-        promise = _accountant(config, built.federated_data.clients)
+        raw = bool(built.preprocessing)
+        promise = _accountant(config, built.federated_data.clients, raw)
         # There may be none, which is to be said before anything is run.
         promise(1.0, table.delta)
+        if changed := leak(config, built):
+            raise ConfigError(
+                f"privacy: the promise does not hold: the rows of one client change "
+                f"{changed}, without noise"
+            )
         games, along = play(
             config,
             built,
@@ -168,7 +176,7 @@ def _of_one_seed(config: Config) -> Config:
     return config.model_copy(update={"run": run})
 
 
-def _accountant(config: Config, clients: int) -> Promise:
+def _accountant(config: Config, clients: int, raw: bool) -> Promise:
     """The promise of the accountant for a configuration."""
     table = config.privacy
     assert table is not None
@@ -177,7 +185,7 @@ def _accountant(config: Config, clients: int) -> Promise:
     def promise(factor: float, delta: float) -> float:
         changed = {"noise": table.noise * factor, "delta": delta}
         other = config.model_copy(update={"privacy": table.model_copy(update=changed)})
-        found = privacy.report(other, clients)["privacy"]
+        found = privacy.report(other, clients, raw)["privacy"]
         if found["epsilon"] is None:
             raise ConfigError(
                 f"privacy: {found['sentence']}; there is no epsilon to audit"
