@@ -24,7 +24,7 @@ from fedblend.data.datasets.hospitals import write_table
 from fedblend.theory.gaussian import row_epsilon
 
 DELTA = 1e-5
-NOISES = (0.0, 1.0, 3.0, 8.0)
+NOISES = (0.0, 0.5, 1.0, 3.0, 8.0)
 FACTORS = (1.0, 3.0)
 """Of the rate."""
 ROUNDS, CLIP = 60, 3.0

@@ -15,6 +15,7 @@ from fedblend.simulation.simulate import set_up
 from fedblend.transforms.row_noise import RowNoise
 from tiny_config import TINY
 
+FLIX = TINY["algorithm"] | {"name": "flix", "steps": 1, "alpha": 0.5}
 NODES = {"partition": "nodes", "clients": 2, "kind": "regression", "columns": ["x"]}
 
 
@@ -42,12 +43,11 @@ def test_clients_train_on_noisy_gradients():
     [
         ({"algorithm": TINY["algorithm"] | {"name": "mapper"}},
          "protect.rows: mapper uses losses of rows, and noise covers gradients alone"),
-        ({"algorithm": TINY["algorithm"]
-          | {"name": "flix", "steps": 1, "alpha": 0.5, "personal": {"solver": "lbfgs"}}},
+        ({"algorithm": FLIX | {"personal": {"solver": "lbfgs"}}},
          "protect.rows: algorithm.personal.solver = 'lbfgs' uses losses of rows"),
         ({"data": NODES, "run": {"rounds": 2}},
          "protect: is not for a federation; the policy of each node has it"),
-        ({"protect": {"rows": {"noise": -1.0}}}, "protect.rows.noise: -1.0 is not at least 0"),
+        ({"protect": {"rows": {"noise": -1.0}}}, "rows.noise: -1.0 is not at least 0"),
         ({"protect": {"row": {}}}, "protect.row: unknown key; did you mean 'rows'?"),
     ],
 )  # fmt: skip

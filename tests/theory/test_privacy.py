@@ -151,7 +151,7 @@ def test_a_client_that_sends_zeros_costs_what_two_datasets_show(noise, cohort, r
     run: dict[str, Any] = {"noise": noise, "cohort": cohort, "rounds": rounds}
     run |= {"delta": 1e-2, "clients": 100}
     replaced, found, poisson = (
-        spent(**run, **more).epsilon or 0.0
+        spent(**(run | more)).epsilon or 0.0
         for more in (
             {},
             {"adjacency": "zero_out"},
