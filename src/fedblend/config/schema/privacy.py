@@ -29,7 +29,7 @@ class ProtectRows(Table):
     """How gradients hide single rows, in a simulation or by the policy of a node."""
 
     clip: Positive = 3.0
-    noise: NotNegative = 1.0
+    noise: NotNegative = 0.5
 
     def hide(self, loss: Loss) -> RowNoise:
         """The loss with such gradients."""
