@@ -1,0 +1,480 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that lie at random: whatever they tell nodes, no sum of few is open.
+
+Two kinds of them. One runs attempts of its own, with members, rounds, models and
+sets as it likes, and tells some nodes something else. The other is the shipped server,
+with somebody between it and the nodes who changes, repeats, drops and swaps messages.
+What either could read of all replies is computed by ``attacker``.
+"""
+
+import base64
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from attacker import Attacker, Sum, leaks, made_of_few
+from federations import (
+    CLIENTS,
+    COUNTS,
+    DroppingTransport,
+    SecureFederation,
+    problem,
+)
+from trials import apart, clock, forged
+
+import fedblend as fb
+from fedblend.deploy import message as messages
+from fedblend.deploy.client import state
+from fedblend.deploy.client.executor import ClientSetup, Executor
+from fedblend.deploy.client.permissions import Refusal
+from fedblend.deploy.message import ENROLLED, Message
+from fedblend.deploy.secure import answers, history, sums
+from fedblend.deploy.secure.answers import Means
+from fedblend.deploy.secure.attempt import Attempt, View, digest_of
+from fedblend.deploy.secure.fixed_point import FixedPoint, coarse
+from fedblend.deploy.secure.opening import unmask
+from fedblend.deploy.server.settings import BelowQuorum
+from fedblend.errors import InputError
+
+_ = clock
+TERMS = {
+    "rate": 0.2,
+    "clip": 65536.0,
+    "bits": 64,
+    "weights": "by_count",
+    "capacities": {"train": 7},
+    "rates": [0.1, 0.2],
+    "preprocessing": {"mean": [0.0], "scale": [1.0]},
+}
+"""What nodes compute with, in the place of a configuration."""
+ALLOWED: dict[str, Callable[[Any], bool]] = {
+    "rate": lambda value: value in (0.2, 1e-30),
+    "clip": lambda value: type(value) is float and 1e-12 < value < 1e12,
+    "bits": lambda value: value in (32, 64),
+    "weights": lambda value: value in ("by_count", "uniform"),
+}
+TOLD = {"rate": [1e-30], "clip": [1e-9, 1.0], "bits": [32], "weights": ["uniform"]}
+"""Terms that nodes accept, too."""
+
+
+@cache
+def _executor(client: int, rate: float, build: Callable[[], ClientSetup]) -> Executor:
+    return Executor(build()._replace(algorithm=_algorithm(rate)))
+
+
+@cache
+def _algorithm(rate: float) -> Any:
+    return fb.fedavg(problem().loss, fb.Work(rate, steps=1, batch_size=None))
+
+
+class TermsFederation(SecureFederation):
+    """Nodes compute as their terms say; all their rows, so that updates repeat."""
+
+    def __init__(self, folder: Path, least: int, colluding: int, **rules: Any):
+        secure = {"least": least + colluding, "colluding": colluding}
+        super().__init__(folder, secure=secure, **rules)
+        self.algorithm = _algorithm(0.2)
+
+    def node(self, client: int) -> Any:
+        node = super().node(client)
+        permissions = node.permissions()
+        setup = cache(lambda: permissions.executor({}).setup)
+        _BUILDS.setdefault(client, setup)
+
+        def executor(terms: Mapping[str, Any]) -> Executor:
+            _check(terms)
+            return _executor(client, terms["rate"], _BUILDS[client])
+
+        own = permissions._replace(
+            executor=executor, secure=lambda terms: self._means(client, terms)
+        )
+        node.permissions = lambda: own
+        return node
+
+    def _means(self, client: int, terms: Mapping[str, Any]) -> Means:
+        _check(terms)
+        chosen = {key: terms[key] for key in ("clip", "bits", "weights")}
+        return self.means(client)._replace(**chosen)
+
+    def means_of(self, client: int, request: Message) -> Means:
+        """Those that a node has in an experiment."""
+        place = self.folder / f"node{client}" / request.experiment
+        return self._means(client, state.read_terms(place))
+
+    def rows_of(self, client: int, means: Means) -> float:
+        """The weight of a client, as its own terms say."""
+        return 1.0 if means.weights == "uniform" else float(coarse(COUNTS[client]))  # pyright: ignore
+
+
+_BUILDS: dict[int, Callable[[], ClientSetup]] = {}
+
+
+def _check(terms: Mapping[str, Any]) -> None:
+    for key, allowed in ALLOWED.items():
+        if not allowed(terms.get(key)):
+            raise Refusal(f"policy: {key} is {terms.get(key)!r}")
+
+
+def changed(value: Any, rng: random.Random) -> Any:
+    """Something else in the place of a leaf, or of a list or table."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(sorted(value))
+        options = TOLD.get(key, [])
+        other = rng.choice(options) if options and rng.random() < 0.7 else None
+        return {**value, key: changed(value[key], rng) if other is None else other}
+    if isinstance(value, list) and value:
+        at, other = rng.randrange(len(value)), rng.randrange(len(value))
+        swapped = list(value)
+        swapped[at], swapped[other] = value[other], value[at]
+        within = [*value[:at], changed(value[at], rng), *value[at + 1 :]]
+        fewer = value[:at] + value[at + 1 :]
+        return rng.choice([within, within, fewer, fewer, [*value, value[at]], swapped])
+    if type(value) in (int, float):
+        others = [0, -1, value + 1, value - 1, value * 2, value * 1e-30, 1e300, "1"]
+        return rng.choice(others)
+    return rng.choice([None, "", "0" * 64, 3, [], {}, [[]], value])
+
+
+def forge(data: bytes, rng: random.Random) -> bytes:
+    """A message with a random part of it changed, and a right checksum."""
+    header, metadata, body = apart(data)
+    what = rng.choice(["fields"] * 5 + ["numbers", "model", "model"])
+    if what == "fields":
+        fields = changed(json.loads(metadata["fields"]), rng)
+        metadata["fields"] = json.dumps(fields if isinstance(fields, dict) else {})
+    elif what == "numbers":
+        key = rng.choice(["round", "base", "attempt", "client", "kind", "experiment"])
+        if key == "kind":
+            metadata[key] = rng.choice(messages.KINDS)
+        elif key == "experiment":
+            metadata[key] = rng.choice(["one", "two", "trial"])
+        else:
+            metadata[key] = str(max(int(metadata[key]) + rng.choice([-1, 1, 2]), -2))
+    elif body:
+        numbers = np.frombuffer(bytes(body[: len(body) // 4 * 4]), np.float32)
+        spoiled = _spoiled(numbers, rng).tobytes()
+        body = bytearray(spoiled + bytes(body[len(spoiled) :]))
+    return forged(header, metadata, body)
+
+
+def _spoiled(numbers: np.ndarray, rng: random.Random) -> np.ndarray:
+    one = np.zeros_like(numbers)
+    one[rng.randrange(one.size)] = 1e-3
+    with np.errstate(all="ignore"):
+        times = [numbers * np.float32(x) for x in (0, -1, 1e3, 1e30, math.nan)]
+    return rng.choice([*times, numbers + one])
+
+
+class Liar:
+    """Runs attempts of its own, and lies to some nodes, at random."""
+
+    def __init__(self, folder: Path, seed: int, lying: float = 0.35):
+        self.rng, self.lying, self.lies = random.Random(seed), lying, 0
+        self.least = self.rng.choice([3, 3, 4])
+        colluding = self.rng.choice([0, 0, 1]) if lying else 0
+        self.federation = TermsFederation(folder, self.least, colluding)
+        some = self.rng.sample(range(CLIENTS), colluding)
+        self.attacker = Attacker(self.federation, some)
+        self.clients = sorted({*self.rng.sample(range(CLIENTS), 5), *some})
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.sent: list[tuple[int, bytes]] = []
+        draw = np.random.default_rng(seed)
+        template = _executor(0, 0.2, _BUILDS[0]).message._replace(round=None)
+        self.model = jax.tree.map(
+            lambda leaf: draw.standard_normal(leaf.shape).astype(leaf.dtype), template
+        )
+
+    def run(self, attempts: int = 4) -> list[Sum]:
+        """All that the liar can read after so many attempts."""
+        for name in ("one", "two"):
+            self._enroll(name)
+        for _ in range(attempts):
+            self._attempt()
+            if self._lies() and self.sent:
+                self._ask(*self.rng.choice(self.sent))  # again, or late
+            if self._lies() and self.rng.random() < 0.5:
+                self._forget(self.rng.choice(["one", "two"]))
+        return self.attacker.sums()
+
+    def _lies(self) -> bool:
+        """Whether to lie now; counted."""
+        found = self.rng.random() < self.lying
+        self.lies += found
+        return found
+
+    def _ask(self, client: int, data: bytes) -> Message | None:
+        self.sent.append((client, data))
+        return messages.decode(self.attacker.ask(client, data))
+
+    def _tell(
+        self, clients: list[int], build: Callable[[int, dict[str, Any]], bytes]
+    ) -> dict[int, Message]:
+        """Ask all; some of them get what a lie makes of the words, or of the bytes."""
+        some, twist = set[int](), dict[str, Any]()
+        seed, bytewise = self.rng.random(), self.rng.random() < 0.3
+        if self._lies():
+            some = set(self.rng.sample(clients, self.rng.randint(1, len(clients))))
+            twist = {} if bytewise else self._twist(clients)
+        found, order = {}, list(clients)
+        self.rng.shuffle(order)
+        for client in order:
+            data = build(client, twist if client in some else {})
+            if bytewise and client in some:
+                data = forge(data, random.Random(seed))
+            reply = self._ask(client, data)
+            if reply is not None and reply.kind != "refused":
+                found[client] = reply
+        return dict(sorted(found.items()))
+
+    def _twist(self, clients: list[int]) -> dict[str, Any]:
+        """Something else than what all others are told."""
+        rng = self.rng
+        fewer = [one for one in clients if one != rng.choice(clients)]
+        model = jax.tree.map(lambda leaf: _spoiled(leaf.ravel(), rng), self.model)
+        model = jax.tree.map(lambda a, b: a.reshape(b.shape), model, self.model)
+        options = {
+            "sharing": fewer,
+            "answered": fewer,
+            "members": fewer,
+            "largest": rng.choice([1.0, 4.0, 1e9]),
+            "model": model,
+            "number": rng.randrange(4),
+            "round": rng.randrange(3),
+            "experiment": rng.choice(["one", "two"]),
+            "missed": "11",
+            "terms": changed(TERMS, rng),
+        }
+        keys = rng.sample(sorted(options), rng.choice([1, 1, 2, 4]))
+        return {key: options[key] for key in keys}
+
+    def _enroll(self, name: str) -> None:
+        params = problem().params
+
+        def build(client: int, twist: dict[str, Any]) -> bytes:
+            terms = twist.get("terms", TERMS)
+            head = Message("enroll", name, client, fields=terms)
+            return messages.encode(head, params)
+
+        self._tell(self.clients, build)
+
+    def _forget(self, name: str) -> None:
+        """Some nodes were told to stop, other experiments took the place of this."""
+        for client in self.rng.sample(self.clients, self.rng.randint(1, 5)):
+            place = self.federation.folder / f"node{client}" / name
+            self._ask(client, messages.encode(Message("stop", name, client)))
+            if place.exists():
+                state.remove_experiment(place)
+        self._enroll(name)
+
+    def _attempt(self) -> None:
+        rng, name = self.rng, self.rng.choice(["one", "two"])
+        round = rng.choice([0, 0, 1])
+        number = self.numbers.get((name, round), 0)
+        self.numbers[name, round] = number + 1
+        least = self.least + len(self.attacker.colluding)
+        count = rng.randint(min(least, len(self.clients)), len(self.clients))
+        members = sorted(rng.sample(self.clients, count))
+        honest = {
+            "experiment": name,
+            "round": round,
+            "number": number,
+            "members": members,
+            "largest": 8.0,
+            "model": self.model,
+            "missed": "00",
+        }
+
+        def head(kind: str, client: int, words: dict[str, Any]) -> Message:
+            fields = {"attempt": words["number"], "members": words["members"]}
+            where = words["experiment"], client, words["round"]
+            return Message(kind, *where, base=ENROLLED, fields=fields)
+
+        def sharing(client: int, twist: dict[str, Any]) -> bytes:
+            return messages.encode(head("share", client, honest | twist))
+
+        shared = self._tell(members, sharing)
+        rows = {c: reply.arrays["['boxes']"] for c, reply in shared.items()}
+        nonces = {c: reply.fields.get("nonce", "") for c, reply in shared.items()}
+
+        def told(client: int, words: dict[str, Any]) -> dict[str, Any]:
+            known = [one for one in words.get("sharing", list(rows)) if one in rows]
+            boxes = []
+            for owner in (one for one in known if one != client):
+                holders = [one for one in members if one != owner]
+                at = holders.index(client) if client in holders else 0
+                row = rows[owner][min(at, len(rows[owner]) - 1)]
+                boxes.append(base64.b64encode(row.tobytes()).decode())
+            return {"nonces": [[one, nonces[one]] for one in known], "boxes": boxes}
+
+        def masking(client: int, twist: dict[str, Any]) -> bytes:
+            words = honest | twist
+            first = head("round", client, words)
+            missed = [words["missed"]] * words["round"]
+            more = {"largest": words["largest"], "missed": missed}
+            fields = {**first.fields, **told(client, words), **more}
+            return messages.encode(first._replace(fields=fields), words["model"])
+
+        def opening(client: int, twist: dict[str, Any]) -> bytes:
+            words = honest | {"answered": list(masked)} | twist
+            first = head("unmask", client, words)
+            some = {"answered": [c for c in words["answered"] if c in masked]}
+            some["boxes"] = told(client, words)["boxes"]
+            following = {"attempt": 0, "members": members}
+            fields = {**first.fields, **some, "next": following}
+            return messages.encode(first._replace(fields=fields))
+
+        asked = [c for c in shared if not (self.lying and rng.random() < 0.05)]
+        masked = self._tell(asked, masking) if asked else {}
+        if masked:
+            self._tell(list(masked), opening)
+            if self._lies():
+                self._tell(list(masked), opening)  # once more, with other lies
+
+
+class Between(DroppingTransport):
+    """Between the shipped server and its nodes: spoils what goes either way."""
+
+    def __init__(self, attacker: Attacker, rng: random.Random, lying: float):
+        super().__init__(attacker.federation.nodes, {})
+        self.attacker, self.rng, self.lying, self.lies = attacker, rng, lying, 0
+        self.old: list[tuple[int, bytes]] = []
+        self.digests: dict[Any, str] = {}
+
+    def send(self, outgoing: Mapping[int, bytes]) -> None:
+        rng, lie, seed = self.rng, "", self.rng.random()
+        sent = [(address, self._with_terms(data)) for address, data in outgoing.items()]
+        if rng.random() < self.lying:
+            self.lies += 1
+            lie = rng.choice(["forge"] * 5 + ["drop", "repeat", "swap", "replay"])
+        some = {at for at, _ in rng.sample(sent, rng.randint(1, len(sent)))}
+        if lie == "swap":
+            rng.shuffle(sent)
+            others = [data for _, data in reversed(sent)]
+            sent = [
+                (at, _for_client(other, at - 1000) if at in some else data)
+                for (at, data), other in zip(sent, others, strict=True)
+            ]
+        if lie == "replay" and self.old:
+            sent += rng.sample(self.old, min(3, len(self.old)))
+        for address, data in sent:
+            if address in some and lie == "forge":
+                data = forge(data, random.Random(seed))
+            if address in some and lie == "drop":
+                continue
+            for _ in range(2 if address in some and lie == "repeat" else 1):
+                self.old.append((address, data))
+                reply = self.attacker.ask(address - 1000, data)
+                self.waiting.append((address, self._as_if_all_agreed(reply)))
+
+    def _with_terms(self, data: bytes) -> bytes:
+        header, metadata, body = apart(data)
+        if metadata["kind"] == "enroll":
+            metadata["fields"] = json.dumps(TERMS)
+        return forged(header, metadata, body)
+
+    def _as_if_all_agreed(self, data: bytes) -> bytes:
+        header, metadata, body = apart(data)
+        fields = json.loads(metadata["fields"])
+        if metadata["kind"] == "share":
+            fields["attempt"] = self.digests.setdefault(
+                (metadata["round"], fields["attempt"][:0]), fields["attempt"]
+            )
+        return forged(header, {**metadata, "fields": json.dumps(fields)}, body)
+
+
+def _for_client(data: bytes, client: int) -> bytes:
+    header, metadata, body = apart(data)
+    return forged(header, {**metadata, "client": str(client)}, body)
+
+
+def between(
+    folder: Path, seed: int, monkeypatch: Any, lying: float = 0.3
+) -> tuple[Between, int, list[np.ndarray]]:
+    """A run of the shipped server, and the sums that its own code has opened."""
+    rng, opened = random.Random(seed), []
+    least, cohort = rng.choice([3, 4]), rng.choice([4, 5, 8])
+    rules = {"rounds": 2, "cohort": cohort, "quorum": 0.5}
+    federation = TermsFederation(folder, least, 0, **rules)
+    attacker = Attacker(federation)
+    transport = Between(attacker, rng, lying)
+    federation.transport = transport
+
+    def seen(total: np.ndarray, graph: Any, *others: Any) -> np.ndarray:
+        found = unmask(total, graph, *others)
+        opened.append(FixedPoint(64, 65536.0, len(graph.holders)).decode(found))
+        return found
+
+    monkeypatch.setattr(sums, "unmask", seen)
+    server = federation.server()
+    for _ in range(3):
+        with suppress(InputError, BelowQuorum):
+            federation.complete(server)
+            break
+    return transport, least, opened
+
+
+def found_by_server(opened: list[np.ndarray], attacker: Attacker, least: int) -> list:
+    """Sums that the shipped server has opened and a few clients make up."""
+    lines = []
+    for value in opened:
+        for attempt in {one.attempt for one in attacker.answers.values()}:
+            some = [a for a in attacker.answers.values() if a.attempt == attempt]
+            lines += made_of_few(value, [one.plain for one in some], least)
+    return lines
+
+
+def tried(folder: Path, lies: int, first: int, monkeypatch: Any) -> dict[str, Any]:
+    """What so many lies come to; every fourth trial has the shipped server."""
+    told: dict[str, Any] = {"lies": 0, "trials": 0, "sums": 0, "found": []}
+    while told["lies"] < lies:
+        seed = first + told["trials"]
+        place = folder / str(seed)
+        if seed % 4 == 0:
+            transport, least, opened = between(place, seed, monkeypatch)
+            attacker, count = transport.attacker, transport.lies
+            found = attacker.sums()
+            lines = found_by_server(opened, attacker, least)
+        else:
+            liar = Liar(place, seed)
+            found, lines = liar.run(), []
+            attacker, least, count = liar.attacker, liar.least, liar.lies
+        told["trials"] += 1
+        told["lies"] += count
+        told["sums"] += len(found)
+        lines += leaks(found, least) + attacker.faults
+        told["found"] += [f"seed {seed}: {line}" for line in lines]
+    return told
+
+
+@pytest.mark.parametrize("lies", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_no_sum_that_a_liar_reads_is_of_few_clients(lies, tmp_path, monkeypatch):
+    told = tried(tmp_path, lies, 0, monkeypatch)
+    assert told["found"] == []
+    assert told["lies"] >= lies and told["sums"] > told["trials"] / 4
+    print({key: value for key, value in told.items() if key != "found"})
+
+
+def test_without_lies_the_sum_of_all_is_read_and_no_other(tmp_path, monkeypatch):
+    """The attacker reads what there is to read: it would see more, if it could."""
+    liar = Liar(tmp_path / "own", 1, lying=0.0)
+    found = liar.run()
+    assert found and leaks(found, liar.least) == []
+    for one in found:
+        own = np.sum([answer.plain for answer in one.answers], axis=0)
+        np.testing.assert_allclose(one.value, own, atol=1e-9)
+        assert len(one.answers) >= liar.least and np.abs(own).max() > 1e-3
+    transport, least, opened = between(tmp_path / "server", 2, monkeypatch, 0.0)
+    read = transport.attacker.sums()
+    assert len(read) == len(opened) == 2 and transport.lies == 0
+    for one, value in zip(read, opened, strict=True):
+        np.testing.assert_allclose(one.value, value, atol=1e-9)
+    assert leaks(read, least) == []
