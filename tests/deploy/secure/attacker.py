@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     """Weighted; zeros where the node sent zeros."""
     largest: float
     told: str
-    """A hash of the message of enrollment, and of the model."""
+    """A hash of the message of enrollment, the model and the largest weight."""
 
 
 class Opening(NamedTuple):
@@ -147,7 +147,7 @@ class Attacker:
         plain = own * min(rows, largest) / largest
         plain = plain.clip(-encoding.clip, encoding.clip)
         model = [request.arrays[name].tobytes() for name in sorted(request.arrays)]
-        told = hashlib.sha256(b"".join(model)).hexdigest()
+        told = f"{hashlib.sha256(b''.join(model)).hexdigest()} {largest}"
         answer = Answer(
             *(client, about["attempt"], view, tuple(nonces)),
             *(reply.arrays["['masked']"], encoding),
@@ -301,8 +301,8 @@ def leaks(found: Sequence[Sum], least: int) -> list[str]:
     """What of these sums depends on too few honest clients, one line each.
 
     A sum of enough clients who were told the same is what secure sums promise,
-    whatever their updates are. Where they were told different things their updates
-    decide, which are known here: a sum that a few of them make up is a leak.
+    whatever their updates are. One of clients who were told different things may be
+    that of a few of them, by their updates, which are known here: the line names them.
     """
     lines = []
     for one in found:
@@ -311,8 +311,8 @@ def leaks(found: Sequence[Sum], least: int) -> list[str]:
             lines.append(f"a sum of clients {clients}")
         elif len({answer.told for answer in one.answers}) > 1:
             own = [answer.plain for answer in one.answers]
-            for few in made_of_few(one.value, own, least):
-                lines.append(f"a sum of {clients}, of which is all {few}")
+            few = made_of_few(one.value, own, least)
+            lines.append(f"a sum of {clients}, who were told different things; {few}")
     for one, other in combinations(found, 2):
         lines += _difference(one, other, least)
     return lines

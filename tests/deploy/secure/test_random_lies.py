@@ -12,11 +12,12 @@ import base64
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,7 +25,6 @@ import pytest
 from attacker import Attacker, Sum, leaks, made_of_few
 from federations import (
     CLIENTS,
-    COUNTS,
     DroppingTransport,
     SecureFederation,
     problem,
@@ -46,6 +46,7 @@ from fedblend.deploy.server.settings import BelowQuorum
 from fedblend.errors import InputError
 
 _ = clock
+LIES = 400
 TERMS = {
     "rate": 0.2,
     "clip": 65536.0,
@@ -112,7 +113,8 @@ class TermsFederation(SecureFederation):
 
     def rows_of(self, client: int, means: Means) -> float:
         """The weight of a client, as its own terms say."""
-        return 1.0 if means.weights == "uniform" else float(coarse(COUNTS[client]))  # pyright: ignore
+        counts = coarse(problem().federated_data.train.counts)
+        return 1.0 if means.weights == "uniform" else float(counts[client])
 
 
 _BUILDS: dict[int, Callable[[], ClientSetup]] = {}
@@ -174,11 +176,18 @@ def _spoiled(numbers: np.ndarray, rng: random.Random) -> np.ndarray:
     return rng.choice([*times, numbers + one])
 
 
+def some_of(clients: list[int], rng: random.Random) -> set[int]:
+    """One of them, all but one, or any number."""
+    count = rng.choice([1, max(len(clients) - 1, 1), rng.randint(1, len(clients))])
+    return set(rng.sample(clients, count))
+
+
 class Liar:
     """Runs attempts of its own, and lies to some nodes, at random."""
 
-    def __init__(self, folder: Path, seed: int, lying: float = 0.35):
-        self.rng, self.lying, self.lies = random.Random(seed), lying, 0
+    def __init__(self, folder: Path, seed: int, most: float = 0.5):
+        self.rng, self.lies = random.Random(seed), 0
+        self.lying = lying = most * self.rng.random()
         self.least = self.rng.choice([3, 3, 4])
         colluding = self.rng.choice([0, 0, 1]) if lying else 0
         self.federation = TermsFederation(folder, self.least, colluding)
@@ -216,45 +225,58 @@ class Liar:
         return messages.decode(self.attacker.ask(client, data))
 
     def _tell(
-        self, clients: list[int], build: Callable[[int, dict[str, Any]], bytes]
+        self,
+        clients: list[int],
+        kind: str,
+        build: Callable[[int, dict[str, Any]], bytes],
     ) -> dict[int, Message]:
         """Ask all; some of them get what a lie makes of the words, or of the bytes."""
         some, twist = set[int](), dict[str, Any]()
         seed, bytewise = self.rng.random(), self.rng.random() < 0.3
         if self._lies():
-            some = set(self.rng.sample(clients, self.rng.randint(1, len(clients))))
-            twist = {} if bytewise else self._twist(clients)
+            some = some_of(clients, self.rng)
+            twist = {} if bytewise else self._twist(kind, clients)
         found, order = {}, list(clients)
         self.rng.shuffle(order)
         for client in order:
             data = build(client, twist if client in some else {})
-            if bytewise and client in some:
+            if bytewise and client in some:  # the same change for all of them
                 data = forge(data, random.Random(seed))
             reply = self._ask(client, data)
             if reply is not None and reply.kind != "refused":
                 found[client] = reply
         return dict(sorted(found.items()))
 
-    def _twist(self, clients: list[int]) -> dict[str, Any]:
+    def _twist(self, kind: str, clients: list[int]) -> dict[str, Any]:
         """Something else than what all others are told."""
-        rng = self.rng
-        fewer = [one for one in clients if one != rng.choice(clients)]
-        model = jax.tree.map(lambda leaf: _spoiled(leaf.ravel(), rng), self.model)
-        model = jax.tree.map(lambda a, b: a.reshape(b.shape), model, self.model)
-        options = {
-            "sharing": fewer,
-            "answered": fewer,
+        rng, left = self.rng, self.rng.choice(clients)
+        fewer = [one for one in clients if one != left]
+        about = {
             "members": fewer,
-            "largest": rng.choice([1.0, 4.0, 1e9]),
-            "model": model,
             "number": rng.randrange(4),
             "round": rng.randrange(3),
             "experiment": rng.choice(["one", "two"]),
-            "missed": "11",
-            "terms": changed(TERMS, rng),
         }
-        keys = rng.sample(sorted(options), rng.choice([1, 1, 2, 4]))
+        words = {"sharing": fewer}
+        options = {
+            "enroll": {"terms": changed(TERMS, rng), "params": self._other_model()},
+            "share": about,
+            "round": {
+                **(about | words),
+                "largest": rng.choice([1.0, 4.0, 1e9]),
+                "model": self._other_model(),
+                "missed": "11",
+            },
+            "unmask": {**(about | words), "answered": fewer},
+        }[kind]
+        keys = rng.sample(sorted(options), rng.choice([1, 1, 2]))
         return {key: options[key] for key in keys}
+
+    def _other_model(self) -> Any:
+        def other(leaf: np.ndarray) -> np.ndarray:
+            return _spoiled(leaf.ravel(), self.rng).reshape(leaf.shape)
+
+        return jax.tree.map(other, self.model)
 
     def _enroll(self, name: str) -> None:
         params = problem().params
@@ -262,9 +284,10 @@ class Liar:
         def build(client: int, twist: dict[str, Any]) -> bytes:
             terms = twist.get("terms", TERMS)
             head = Message("enroll", name, client, fields=terms)
-            return messages.encode(head, params)
+            other = twist["params"].shared if "params" in twist else params
+            return messages.encode(head, other)
 
-        self._tell(self.clients, build)
+        self._tell(self.clients, "enroll", build)
 
     def _forget(self, name: str) -> None:
         """Some nodes were told to stop, other experiments took the place of this."""
@@ -281,8 +304,8 @@ class Liar:
         number = self.numbers.get((name, round), 0)
         self.numbers[name, round] = number + 1
         least = self.least + len(self.attacker.colluding)
-        count = rng.randint(min(least, len(self.clients)), len(self.clients))
-        members = sorted(rng.sample(self.clients, count))
+        number_of = rng.randint(min(least, len(self.clients)), len(self.clients))
+        members = sorted(rng.sample(self.clients, number_of))
         honest = {
             "experiment": name,
             "round": round,
@@ -301,7 +324,7 @@ class Liar:
         def sharing(client: int, twist: dict[str, Any]) -> bytes:
             return messages.encode(head("share", client, honest | twist))
 
-        shared = self._tell(members, sharing)
+        shared = self._tell(members, "share", sharing)
         rows = {c: reply.arrays["['boxes']"] for c, reply in shared.items()}
         nonces = {c: reply.fields.get("nonce", "") for c, reply in shared.items()}
 
@@ -333,11 +356,13 @@ class Liar:
             return messages.encode(first._replace(fields=fields))
 
         asked = [c for c in shared if not (self.lying and rng.random() < 0.05)]
-        masked = self._tell(asked, masking) if asked else {}
+        masked = self._tell(asked, "round", masking) if asked else {}
         if masked:
-            self._tell(list(masked), opening)
+            self._tell(list(masked), "unmask", opening)
             if self._lies():
-                self._tell(list(masked), opening)  # once more, with other lies
+                self._tell(
+                    list(masked), "unmask", opening
+                )  # once more, with other lies
 
 
 class Between(DroppingTransport):
@@ -355,7 +380,7 @@ class Between(DroppingTransport):
         if rng.random() < self.lying:
             self.lies += 1
             lie = rng.choice(["forge"] * 5 + ["drop", "repeat", "swap", "replay"])
-        some = {at for at, _ in rng.sample(sent, rng.randint(1, len(sent)))}
+        some = some_of([address for address, _ in sent], rng)
         if lie == "swap":
             rng.shuffle(sent)
             others = [data for _, data in reversed(sent)]
@@ -432,40 +457,47 @@ def found_by_server(opened: list[np.ndarray], attacker: Attacker, least: int) ->
     return lines
 
 
-def tried(folder: Path, lies: int, first: int, monkeypatch: Any) -> dict[str, Any]:
-    """What so many lies come to; every fourth trial has the shipped server."""
-    told: dict[str, Any] = {"lies": 0, "trials": 0, "sums": 0, "found": []}
-    while told["lies"] < lies:
-        seed = first + told["trials"]
+class Trial(NamedTuple):
+    """What the lies of a trial came to."""
+
+    lies: int
+    sums: int
+    found: list[str]
+
+
+def trials(folder: Path, monkeypatch: Any, first: int = 0) -> Iterator[Trial]:
+    """One after the other; every fourth has the shipped server."""
+    for seed in count(first):
         place = folder / str(seed)
         if seed % 4 == 0:
-            transport, least, opened = between(place, seed, monkeypatch)
-            attacker, count = transport.attacker, transport.lies
-            found = attacker.sums()
-            lines = found_by_server(opened, attacker, least)
+            one, least, opened = between(place, seed, monkeypatch)
+            found = one.attacker.sums()
+            lines = found_by_server(opened, one.attacker, least)
         else:
-            liar = Liar(place, seed)
-            found, lines = liar.run(), []
-            attacker, least, count = liar.attacker, liar.least, liar.lies
-        told["trials"] += 1
-        told["lies"] += count
-        told["sums"] += len(found)
-        lines += leaks(found, least) + attacker.faults
-        told["found"] += [f"seed {seed}: {line}" for line in lines]
-    return told
+            one = Liar(place, seed)
+            found, lines, least = one.run(), [], one.least
+        lines += leaks(found, least) + one.attacker.faults
+        yield Trial(one.lies, len(found), [f"seed {seed}: {line}" for line in lines])
 
 
-@pytest.mark.parametrize("lies", [40, pytest.param(400, marks=pytest.mark.slow)])
+def until(lies: int, trials: Iterator[Trial]) -> list[Trial]:
+    """Trials with so many lies, or one that found something."""
+    done: list[Trial] = []
+    while sum(one.lies for one in done) < lies and not any(o.found for o in done):
+        done.append(next(trials))
+    return done
+
+
+@pytest.mark.parametrize("lies", [40, pytest.param(LIES, marks=pytest.mark.slow)])
 def test_no_sum_that_a_liar_reads_is_of_few_clients(lies, tmp_path, monkeypatch):
-    told = tried(tmp_path, lies, 0, monkeypatch)
-    assert told["found"] == []
-    assert told["lies"] >= lies and told["sums"] > told["trials"] / 4
-    print({key: value for key, value in told.items() if key != "found"})
+    done = until(lies, trials(tmp_path, monkeypatch))
+    assert [line for one in done for line in one.found] == []
+    assert sum(one.sums for one in done) > len(done) / 4
 
 
 def test_without_lies_the_sum_of_all_is_read_and_no_other(tmp_path, monkeypatch):
     """The attacker reads what there is to read: it would see more, if it could."""
-    liar = Liar(tmp_path / "own", 1, lying=0.0)
+    liar = Liar(tmp_path / "own", 1, most=0.0)
     found = liar.run()
     assert found and leaks(found, liar.least) == []
     for one in found:
@@ -475,6 +507,40 @@ def test_without_lies_the_sum_of_all_is_read_and_no_other(tmp_path, monkeypatch)
     transport, least, opened = between(tmp_path / "server", 2, monkeypatch, 0.0)
     read = transport.attacker.sums()
     assert len(read) == len(opened) == 2 and transport.lies == 0
-    for one, value in zip(read, opened, strict=True):
-        np.testing.assert_allclose(one.value, value, atol=1e-9)
+    mine, theirs = sorted(one.value.tolist() for one in read), sorted(map(list, opened))
+    np.testing.assert_allclose(mine, theirs, atol=1e-9)
     assert leaks(read, least) == []
+
+
+def _digest_without_terms(attempt: Attempt) -> bytes:
+    keys = [(client, attempt.keys[client].hex()) for client in attempt.members]
+    about = attempt.experiment, attempt.round, attempt.number, keys
+    return digest_of(*about, tuple(attempt.fixed_point))
+
+
+def _digest_without_model(view: View, attempt: bytes) -> bytes:
+    return digest_of(attempt.hex(), sorted(view.nonces.items()), view.largest)
+
+
+def _digest_without_largest(view: View, attempt: bytes) -> bytes:
+    return digest_of(attempt.hex(), sorted(view.nonces.items()), view.broadcast)
+
+
+def _nothing(*arguments: Any) -> None:
+    del arguments
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (Attempt, "digest", property(_digest_without_terms)),
+        (history, "refuse_near", _nothing),
+        pytest.param(View, "digest", _digest_without_model, marks=pytest.mark.slow),
+        pytest.param(View, "digest", _digest_without_largest, marks=pytest.mark.slow),
+        pytest.param(answers, "_check_nodes", _nothing, marks=pytest.mark.slow),
+    ],
+)
+def test_a_defense_that_is_gone_is_missed(where, name, broken, tmp_path, monkeypatch):
+    monkeypatch.setattr(where, name, broken)
+    done = until(LIES, trials(tmp_path, monkeypatch))
+    assert done[-1].found
