@@ -54,8 +54,10 @@ class Answer(NamedTuple):
     sharing: tuple[int, ...]
     numbers: np.ndarray
     encoding: FixedPoint
+    own: np.ndarray
+    """The client's update, weighted; zeros where it is not finite."""
     plain: np.ndarray
-    """Weighted; zeros where the node sent zeros."""
+    """What of it is in the answer."""
     largest: float
     told: str
     """A hash of the message of enrollment, the model and the largest weight."""
@@ -142,16 +144,19 @@ class Attacker:
         view = View(nonces, broadcast, largest).digest(bytes.fromhex(about["attempt"]))
         encoding = FixedPoint(means.bits, means.clip, len(request.fields["members"]))
         own = np.frombuffer(record.data, about["dtype"]).astype(np.float64)
-        (zeros,) = [one for event, one in self.federation.notes[-1:]]
+        _, noted = self.federation.notes[-1]
         rows = self.federation.rows_of(client, means)
-        plain = own * min(rows, largest) / largest
-        plain = plain.clip(-encoding.clip, encoding.clip)
+        own = own * min(rows, largest) / largest
+        own = own if np.isfinite(own).all() else np.zeros_like(own)
+        plain = np.zeros_like(own) if noted["zeros"] else own
+        if noted["shrunk"]:
+            plain = own * encoding.clip / np.abs(own).max()
         model = [request.arrays[name].tobytes() for name in sorted(request.arrays)]
         told = f"{hashlib.sha256(b''.join(model)).hexdigest()} {largest}"
         answer = Answer(
             *(client, about["attempt"], view, tuple(nonces)),
             *(reply.arrays["['masked']"], encoding),
-            *(np.zeros_like(plain) if zeros["zeros"] else plain, largest),
+            *(own, plain.clip(-encoding.clip, encoding.clip), largest),
             self.enrolled.get((request.experiment, client), "") + told,
         )
         key = client, about["attempt"], view
@@ -300,40 +305,52 @@ def _connected(count: int, ties: Any) -> list[list[int]]:
 def leaks(found: Sequence[Sum], least: int) -> list[str]:
     """What of these sums depends on too few honest clients, one line each.
 
-    A sum of enough clients who were told the same is what secure sums promise,
-    whatever their updates are. One of clients who were told different things may be
-    that of a few of them, by their updates, which are known here: the line names them.
+    The clients of a sum are counted, and their updates, which are known here, must not
+    be such that a few make up the sum: where clients were told different things, none
+    of them may have a sum together.
     """
     lines = []
     for one in found:
         clients = sorted(answer.client for answer in one.answers)
-        if len(set(clients)) < least:
-            lines.append(f"a sum of clients {clients}")
+        few = made_of_few(one.value, one.answers, least)
+        if len(set(clients)) < least or few:
+            lines.append(f"a sum of clients {clients}; {few} of them make it up")
         elif len({answer.told for answer in one.answers}) > 1:
-            own = [answer.plain for answer in one.answers]
-            few = made_of_few(one.value, own, least)
-            lines.append(f"a sum of {clients}, who were told different things; {few}")
+            lines.append(f"a sum of clients {clients}, told different things")
     for one, other in combinations(found, 2):
         lines += _difference(one, other, least)
     return lines
 
 
 def made_of_few(
-    value: np.ndarray, updates: Sequence[np.ndarray], least: int
-) -> list[tuple[int, ...]]:
-    """Fewer than so many of the updates whose sum is a value that is not zero."""
+    value: np.ndarray, answers: Sequence[Answer], least: int
+) -> list[list[int]]:
+    """Fewer than so many clients whose answers add up to a value that is not zero.
+
+    A model may have next to no gradient on some clients' rows. Where all were told the
+    same, such clients count: no mask hides that a sum does without them, only noise.
+    """
     if not np.abs(value).max() > 0:
         return []
+    most = max((np.abs(one.own).max() for one in answers), default=0.0)
+    small = [one for one in answers if np.abs(one.own).max() <= NEAR * most]
+    if len({one.told for one in answers}) > 1:
+        small = []
+    rest = [one for one in answers if not any(one is other for other in small)]
     return [
-        some
-        for count in range(1, least)
-        for some in combinations(range(len(updates)), count)
-        if _same(value, np.sum([updates[at] for at in some], axis=0))
+        [one.client for one in some]
+        for count in range(1, least - len(small))
+        for some in combinations(rest, count)
+        if _same(value, np.sum([one.plain for one in some], axis=0))
     ]
 
 
 def _difference(one: Sum, other: Sum, least: int) -> list[str]:
-    """Where two sums differ by few clients: what is the same in both cancels."""
+    """Where two sums differ by few clients: what is the same in both cancels.
+
+    Updates of a model that is almost the same cancel almost. Nothing but noise stops
+    that, and it is not looked for.
+    """
     lines = []
     if one.value.shape != other.value.shape:
         return []
@@ -345,7 +362,7 @@ def _difference(one: Sum, other: Sum, least: int) -> list[str]:
             for client in sorted({*first, *second})
             if client not in first
             or client not in second
-            or not _same(first[client], second[client])
+            or not _same(first[client], second[client], 1e-9)
             or not first[client].any()
         ]
         tells = not _same(one.value, other.value * scale)
@@ -354,5 +371,5 @@ def _difference(one: Sum, other: Sum, least: int) -> list[str]:
     return lines
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return bool(np.abs(one - other).max() <= NEAR * np.abs(one).max())
+def _same(one: np.ndarray, other: np.ndarray, near: float = NEAR) -> bool:
+    return bool(np.abs(one - other).max() <= near * np.abs(one).max())

@@ -63,7 +63,12 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
     "bits": lambda value: value in (32, 64),
     "weights": lambda value: value in ("by_count", "uniform"),
 }
-TOLD = {"rate": [1e-30], "clip": [1e-9, 1.0], "bits": [32], "weights": ["uniform"]}
+TOLD = {
+    "rate": [1e-30],
+    "clip": [1e-9, 0.03, 0.1, 0.3],
+    "bits": [32],
+    "weights": ["uniform"],
+}
 """Terms that nodes accept, too."""
 
 
@@ -177,9 +182,10 @@ def _spoiled(numbers: np.ndarray, rng: random.Random) -> np.ndarray:
 
 
 def some_of(clients: list[int], rng: random.Random) -> set[int]:
-    """One of them, all but one, or any number."""
-    count = rng.choice([1, max(len(clients) - 1, 1), rng.randint(1, len(clients))])
-    return set(rng.sample(clients, count))
+    """One of them, all but one, all, or any number."""
+    most = len(clients)
+    some = rng.choice([1, max(most - 1, 1), most, rng.randint(1, most)])
+    return set(rng.sample(clients, some))
 
 
 class Liar:
@@ -258,8 +264,13 @@ class Liar:
             "experiment": rng.choice(["one", "two"]),
         }
         words = {"sharing": fewer}
+        key = rng.choice(sorted(TOLD))
+        allowed = {**TERMS, key: rng.choice(TOLD[key])}
         options = {
-            "enroll": {"terms": changed(TERMS, rng), "params": self._other_model()},
+            "enroll": {
+                "terms": rng.choice([allowed, allowed, changed(TERMS, rng)]),
+                "params": self._other_model(),
+            },
             "share": about,
             "round": {
                 **(about | words),
@@ -455,11 +466,7 @@ def found_by_server(
     for value in opened:
         for attempt in {one.attempt for one in attacker.answers.values()}:
             some = [a for a in attacker.answers.values() if a.attempt == attempt]
-            updates = [one.plain for one in some if one.plain.any()]
-            # A model of noise has no gradient on some rows, and nobody sees whose.
-            same = len({one.told for one in some}) == 1
-            zeros = len(some) - len(updates) if same else 0
-            found = made_of_few(value, updates, least - zeros)
+            found = made_of_few(value, some, least)
             lines += [f"the server has a sum of {few}" for few in found]
     return lines
 
