@@ -211,8 +211,9 @@ def _masked(
     """One masked answer in an attempt; what it was is on disk before it leaves.
 
     Whether a node answers must not depend on its rows, or a server would learn of them
-    without any sum. An answer that is not finite, or has too many numbers to clip, is
-    zeros in the sum, and only the node's audit shows it.
+    without any sum. An answer that is not finite is zeros in the sum. One with too many
+    numbers to clip is shrunk until all of them fit: zeros would leave the sum to those
+    few whose numbers are small. Only the node's audit shows either.
 
     Args:
         job: the request.
@@ -260,13 +261,16 @@ def _masked(
         kept = short if (short == own).all() else own
         about["dtype"] = kept.dtype.name
         records.write(place, "masked", round, about, kept.tobytes())
-    clipped, finite = attempt.fixed_point.clipped(own, weight), np.isfinite(own).all()
-    fits = finite and clipped <= MOST_CLIPPED * own.size
+    encoding, zeros = attempt.fixed_point, not np.isfinite(own).all()
+    own = np.zeros_like(own) if zeros else own
+    clipped = encoding.clipped(own, weight)
+    shrunk = clipped > MOST_CLIPPED * own.size
+    if shrunk:
+        own = own * (encoding.clip / np.abs(own * weight).max())
     # The server gets the hash of this line, and must not find the line by trying.
-    about = {"clipped": clipped, "zeros": not fits, "salt": secrets.token_hex(16)}
-    audit = job.done("masked", round=round, **about)
-    numbers = attempt.fixed_point.encode(own if fits else np.zeros_like(own), weight)
-    sent = _party(job, attempt).mask(numbers, view)
+    about = {"clipped": clipped, "shrunk": shrunk, "zeros": zeros}
+    audit = job.done("masked", round=round, **about, salt=secrets.token_hex(16))
+    sent = _party(job, attempt).mask(encoding.encode(own, weight), view)
     head = job.request.reply(audit=audit, damaged=damaged, **job.told)
     return encode(head, {"masked": sent})
 
