@@ -9,7 +9,6 @@ A request that comes again gets the same answer, another one a refusal.
 
 import base64
 import hashlib
-import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +39,8 @@ from fedblend.deploy.secure.graph import least_of, most_colluding
 from fedblend.deploy.secure.masks import SecureError
 from fedblend.deploy.secure.party import Party
 
+MOST_WEIGHT = 2.0**31
+"""Beyond it rounding would leave the largest numbers of few clients."""
 MOST_CLIPPED = 0.01
 """Fraction of an answer's numbers. What is clipped tells a sign, and nothing else of an
 answer hides it."""
@@ -287,7 +288,7 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     sharing = some_of([client for client, _ in nonces], attempt.keys, "members")
     _check_enough(job, attempt, sharing, "shared")
     largest: Any = fields.get("largest")
-    if type(largest) is not float or not 0 < largest < math.inf:
+    if type(largest) is not float or not 0 < largest <= MOST_WEIGHT:
         raise Refusal(f"message: {largest!r:.40} is no largest weight")
     rows = 1 if _weights(job) == "uniform" else job.executor.train_rows
     view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
