@@ -360,5 +360,6 @@ def test_interrupting(tmp_path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     line = "interrupted; the same command with --out runs/tiny --resume continues\n"
-    assert err == line
+    # Where the signal comes while Python collects garbage, it says so before.
+    assert err.endswith(line)
     assert list((tmp_path / "fedblend" / "jax").iterdir())

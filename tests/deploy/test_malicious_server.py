@@ -496,8 +496,8 @@ def test_epsilon_is_a_budget_over_experiments(tmp_path):
 
 
 def test_epsilon_of_a_row_is_a_budget_over_experiments(tmp_path):
-    """By default noise is one clip: each answer from all rows costs a row mu = 1."""
-    policy = "[budget]\nrow_epsilon = 12.0\n"
+    """At noise of one clip each answer from all rows costs a row mu = 1."""
+    policy = "[budget]\nrow_epsilon = 12.0\n[protect.rows]\nnoise = 1.0\n"
     settings = write_node(tmp_path / "node", policy=policy)
     attacker = Attacker(settings)
     with pytest.raises(Refused, match=r"budget.row_epsilon: 1\d\.\d+ with this answer"):

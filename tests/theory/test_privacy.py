@@ -150,14 +150,12 @@ def test_a_client_that_sends_zeros_costs_what_two_datasets_show(noise, cohort, r
     """Below the bound for replacing, above what is drawn; Poisson's is no bound."""
     run: dict[str, Any] = {"noise": noise, "cohort": cohort, "rounds": rounds}
     run |= {"delta": 1e-2, "clients": 100}
-    replaced, found, poisson = (
-        spent(**(run | more)).epsilon or 0.0
-        for more in (
-            {},
-            {"adjacency": "zero_out"},
-            {"adjacency": "zero_out", "sampling": "poisson"},
-        )
-    )
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"adjacency": "zero_out"},
+        {"adjacency": "zero_out", "sampling": "poisson"},
+    ]
+    replaced, found, poisson = (spent(**run, **kind).epsilon or 0.0 for kind in kinds)
     assert found < 0.65 * replaced
     for other in (-1.0, 0.0):
         assert drawn_delta(noise, cohort / 100, rounds, other, found) <= 1e-2

@@ -128,7 +128,7 @@ def changed(value: Any, rng: random.Random) -> Any:
         within = [*value[:at], changed(value[at], rng), *value[at + 1 :]]
         fewer = value[:at] + value[at + 1 :]
         return rng.choice([within, within, fewer, fewer, [*value, value[at]], swapped])
-    if type(value) in (int, float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         others = [0, -1, value + 1, value - 1, value * 2, value * 1e-30, 1e300, "1"]
         return rng.choice(others)
     return rng.choice([None, "", "0" * 64, 3, [], {}, [[]], value])

@@ -58,9 +58,12 @@ def test_a_clip_tells_no_signs_and_picks_nobody(clip, tmp_path):
     federation = SecureFederation(tmp_path, rounds=1, secure={"clip": clip})
     server, opened = federation.server(), []
     values = server.collection._values  # pyright: ignore
-    server.collection._values = lambda summed: (
-        opened.append(values(summed)) or opened[0]
-    )  # pyright: ignore
+
+    def opening(summed):
+        opened.append(values(summed))
+        return opened[0]
+
+    server.collection._values = opening  # pyright: ignore
     while server.round < 1:
         server.step()
     largest = server.weights.max()
