@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What training alone finds, beside a dense search of rates and rounds.
+"""What training alone finds, compared with a dense search of rates and rounds.
 
 Four problems of docs/measures.md on which training alone once stopped too early. Every
 one is trained by ``fb.train_alone`` at its rate and with a tuned one, and by a search
