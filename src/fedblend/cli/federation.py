@@ -135,7 +135,7 @@ def roster(
     """Collect the public keys of nodes into roster.toml, and show fingerprints.
 
     Also writes the keys by which the link knows the nodes. Every node needs a copy of
-    roster.toml for secure sums, and the operator of each node compares the fingerprints.
+    roster.toml for secure sums, and the operators of all nodes compare fingerprints.
 
     [bold]Example[/bold]
 
