@@ -4,6 +4,8 @@
 
 import re
 
+from importlib import resources
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -221,3 +223,13 @@ def test_what_there_was_no_time_for_is_in_the_first_sentence():
     means = {"local_only": 0.5, "fedavg": 0.4}
     what, *_ = sentences(of, means, "log loss", ["hierarchical", "FLIX"])
     assert "There was no time for hierarchical and FLIX" in what
+
+
+def test_the_verdict_and_the_table_of_runs_say_how_clients_are_judged():
+    """One judges all clients together, the other each by itself: two counts."""
+    means = {"local_only": 0.5, "fedavg": 0.4}
+    of = found(**means)
+    _, who, _ = said(of, **means)
+    assert f"of {len(NAMES)} judged together, at a risk of 5 %" in who
+    template = resources.files("fedblend.report.page") / "template" / "sections.js"
+    assert "Better / worse off, each by itself" in template.read_text()

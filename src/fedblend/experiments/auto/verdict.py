@@ -102,9 +102,11 @@ def _who(of: Findings) -> str:
 
 def _judged(who: Clients) -> str:
     """Who clearly gains, and who is better off alone."""
-    if not len(who.gain) + len(who.harmed) + who.undecided:
+    told = len(who.gain) + len(who.harmed) + who.undecided
+    if not told:
         return "none has enough test rows to be judged by itself"
-    text = f"judged by its own test rows {len(who.gain)} clearly "
+    text = f"of {told} judged together, at a risk of 5 % of naming any by chance, "
+    text += f"{len(who.gain)} clearly "
     text += "gains" if len(who.gain) == 1 else "gain"
     if 0 < len(who.gain) <= NAMED:
         text += f" ({listed(who.gain)})"

@@ -151,8 +151,8 @@ function compareSection(content, state) {
       gain ? intervalPicture(gain.mean_gain, gain.mean_gain_low, gain.mean_gain_high, 1.05 * most) : "",
       gain ? `${gain.helped} / ${gain.count}` : MISSING, bitsText(mean(bits)), run.finished ? secondsText(mean(run.costs.map((cost) => cost.seconds ?? null))) : "running"];
   });
-  return section("compare", "Runs side by side", `Sorted by ${metric.words} of the personal model on ${state.split} rows, mean over clients and seeds; ${direction(metric)}.`,
-    table("Runs, best first", ["Run", `Personal ${metric.words}`, "Training alone", "Worst tenth", "Mean gain (95 % interval)", "Loses ← → gains", "Better / worse off", "Bits, both ways", "Time"], rows));
+  return section("compare", "Runs side by side", `Sorted by ${metric.words} of the personal model on ${state.split} rows, mean over clients and seeds; ${direction(metric)}. Better or worse off are clients whose own 95 % interval excludes 0, each judged by itself: among 20 clients without any difference, at most one is counted on average.`,
+    table("Runs, best first", ["Run", `Personal ${metric.words}`, "Training alone", "Worst tenth", "Mean gain (95 % interval)", "Loses ← → gains", "Better / worse off, each by itself", "Bits, both ways", "Time"], rows));
 }
 
 function differencesSection(content) {
