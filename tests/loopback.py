@@ -25,7 +25,7 @@ from fedblend.deploy.server.membership import Membership
 from fedblend.deploy.server.settings import RoundRules, SecureSums, ServerSetup
 from fedblend.deploy.transport import Reply, Timeouts
 from fedblend.metrics import as_metrics
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 
 EXPERIMENT = "trial"
 QUICK = Timeouts(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)

@@ -24,7 +24,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LEVELS = (
     {
         *("core", "trees", "keys", "batches", "loops", "errors", "checks", "registry"),
-        "cores",
+        "cpu_devices",
     },
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
@@ -244,7 +244,7 @@ OUTSIDE = sorted(
     path
     for folder in ("src", "reproductions/src", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*.py")
-    if path.parent != PACKAGE / "simulation"
+    if PACKAGE / "simulation" not in path.parents
 )
 
 

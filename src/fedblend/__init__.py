@@ -9,7 +9,7 @@ name is imported when it is first used, so that the command line can answer
 ``fedblend --help`` without loading JAX. An algorithm is a name of the package also
 where it is only registered (``fedblend.registry``), as a new one is at first.
 
-Importing sets how many devices JAX makes of a CPU (``fedblend.cores``).
+Importing sets how many devices JAX makes of a CPU (``fedblend.cpu_devices``).
 """
 
 import ast
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedblend import cores
+from fedblend import cpu_devices
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ def _homes() -> dict[str, str]:
     }
 
 
-cores.set_up()
+cpu_devices.set_up()
 _HOMES = _homes()
 # What needs scikit-learn or pydantic is public, but no star imports it.
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]

@@ -311,14 +311,14 @@ from fedblend.models.adapt.prefix import (
 from fedblend.models.adapt.two_adapters import (
     two_adapters as two_adapters,
 )
-from fedblend.simulation import (
-    checkpoint as checkpoint,
-)
 from fedblend.simulation.choose import (
     choose as choose,
 )
 from fedblend.simulation.compile_cache import (
     compile_cache as compile_cache,
+)
+from fedblend.simulation.io import (
+    checkpoint as checkpoint,
 )
 from fedblend.simulation.personalize import (
     NewClients as NewClients,

@@ -23,7 +23,7 @@ from fedblend.experiments.export.export import export_models
 from fedblend.experiments.personalize import personalize_from
 from fedblend.experiments.predict import predict_file
 from fedblend.experiments.run import run_config
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 

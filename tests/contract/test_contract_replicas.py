@@ -19,7 +19,7 @@ from runs import (
 )
 
 import fedblend as fb
-from fedblend.simulation import checkpoint
+from fedblend.simulation.io import checkpoint
 
 SWEEPS = {
     "fedavg": jnp.asarray([0.1, RATE], jnp.float32),

@@ -6,7 +6,7 @@ import pytest
 from registry import CASES, others_later
 from runs import new_run, outcome, same_bits, usual_run
 
-from fedblend.simulation import checkpoint
+from fedblend.simulation.io import checkpoint
 
 STATEFUL = ("scaffold", "local only", "finetune(scaffold)", "fedadam")
 

@@ -18,7 +18,7 @@ from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.deploy.server.run import run_server
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 from loopback import LoopbackTransport
 
 _ABSENT = re.compile(r"client (\d+) (silent|refused|rejected)")

@@ -9,7 +9,7 @@ import pytest
 
 from fedblend.deploy.bundle import MAGIC, is_bundle, pack_bundle, unpack_bundle
 from fedblend.deploy.message import MAX_HEADER_BYTES, Message, decode, encode
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 
 
 def request(client: int, value: float) -> bytes:

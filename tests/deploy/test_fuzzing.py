@@ -19,7 +19,7 @@ from fedblend.deploy.client import state as states
 from fedblend.deploy.message import Message
 from fedblend.deploy.server.checkpoint import ServerCheckpoint
 from fedblend.errors import CheckpointError
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 from loopback import EXPERIMENT
 
 _ = clock

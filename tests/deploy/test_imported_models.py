@@ -26,7 +26,7 @@ from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.client.policy import Accept, Policy
 from fedblend.deploy.server.run import run_server
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 from loopback import LoopbackTransport
 
 MODULE = """

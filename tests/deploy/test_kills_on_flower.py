@@ -32,7 +32,7 @@ from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.deploy.server.experiment import read_progress
 from fedblend.errors import RunError
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 
 pytestmark = pytest.mark.slow
 

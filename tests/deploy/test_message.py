@@ -13,7 +13,7 @@ from trials import apart, forged
 
 from fedblend.deploy import message as messages
 from fedblend.deploy.message import Message
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 
 HEAD = Message("round", "trial", 1, 4, base=3, fields={"asked": False})
 MESSAGE = {"weight": np.ones((2, 3), np.float32), "bias": np.zeros(3, np.float32)}
@@ -124,7 +124,7 @@ def test_sizes_are_checked_before_anything_is_allocated():
     program = textwrap.dedent("""
         import resource, sys
         from fedblend.deploy import message as messages
-        from fedblend.simulation.serialize import WireError
+        from fedblend.simulation.io.serialize import WireError
         resource.setrlimit(resource.RLIMIT_AS, (used := int(sys.argv[1]), used))
         for line in sys.stdin.buffer.read().split(b"!!!!"):
             try:

@@ -19,7 +19,7 @@ from fedblend.deploy.client.node import Node
 from fedblend.deploy.server.checkpoint import ServerCheckpoint
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.transport import Timeouts, exchange
-from fedblend.simulation.serialize import pack
+from fedblend.simulation.io.serialize import pack
 from loopback import EXPERIMENT, LoopbackFederation
 
 COUNTS = (3, 1, 4, 2)

@@ -16,7 +16,7 @@ from fedblend.experiments.compare import compare
 from fedblend.experiments.differences import ALONE
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 from tiny_config import TINY
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")

@@ -15,7 +15,7 @@ from fedblend.config.config import load
 from fedblend.experiments import run_folder
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -21,8 +21,9 @@ from fedblend.experiments.run import Step, run_config, stages
 from fedblend.experiments.run_folder import Folder
 from fedblend.registry import ALGORITHMS
 from fedblend.report.terminal import show
-from fedblend.simulation import checkpoint, train_alone
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation import train_alone
+from fedblend.simulation.io import checkpoint
+from fedblend.simulation.io.serialize import unpack
 from fedblend.simulation.simulate import simulate
 
 LBFGS = {"solver": "lbfgs", "most": 3, "tolerance": 1e-6}

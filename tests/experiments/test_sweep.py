@@ -18,7 +18,7 @@ from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.experiments.side_by_side import NotTogether, run_together
 from fedblend.experiments.sweep import read_points, sweep
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 from tiny_config import TINY
 
 TOLERANCE: Any = {"rel": 2e-5, "abs": 2e-6}

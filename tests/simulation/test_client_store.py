@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.simulation.client_store import choose, open_store
-from fedblend.simulation.disk_store import DiskStore, StoreError
+from fedblend.simulation.stores.client_store import choose, open_store
+from fedblend.simulation.stores.disk_store import DiskStore, StoreError
 
 CLIENTS = 9
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedblend import cores
+from fedblend import cpu_devices
 from fedblend.errors import UserError
 from fedblend.simulation import aggregators, devices
 from fedblend.simulation.chunks import Cut, chunk_size
@@ -143,7 +143,7 @@ def test_states_travel_as_they_are():
 
 
 def test_a_user_whose_jax_had_started_is_told_once(monkeypatch):
-    monkeypatch.setattr(cores, "_missed", 4)
+    monkeypatch.setattr(cpu_devices, "_missed", 4)
     with pytest.warns(UserWarning, match="uses 1 of 4 cores; import fedblend first"):
         devices.usable(None)
     with warnings.catch_warnings():
@@ -167,13 +167,13 @@ def test_the_environment_has_its_say(given, told, monkeypatch):
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "jax")
-    cores.set_up()
+    cpu_devices.set_up()
     assert os.environ.get("JAX_NUM_CPU_DEVICES") == told
 
 
 def test_a_cpu_has_a_device_for_each_core_it_may_use(monkeypatch):
     monkeypatch.delenv("FEDBLEND_DEVICES")
-    assert cores.wanted() == len(os.sched_getaffinity(0))
+    assert cpu_devices.wanted() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("FEDBLEND_DEVICES", "none")
     with pytest.raises(UserError, match="FEDBLEND_DEVICES: 'none' is not a whole"):
         devices.usable(None)

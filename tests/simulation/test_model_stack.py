@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedblend.mixing import Blend
-from fedblend.simulation import model_stack
-from fedblend.simulation.model_stack import StackReader, StackWriter
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.stores import model_stack
+from fedblend.simulation.stores.model_stack import StackReader, StackWriter
 
 
 def model(client: int) -> Blend:

@@ -11,9 +11,8 @@ from scipy import stats
 
 import fedblend as fb
 import problems
-from fedblend.simulation import draws
-from fedblend.simulation.draws import NOBODY, in_turns, poisson
-from fedblend.simulation.sampling import Strata, planned
+from fedblend.simulation import sampling
+from fedblend.simulation.sampling import NOBODY, Strata, in_turns, planned, poisson
 from fedblend.theory.poisson import OVERFLOW, largest_cohort, overflow
 
 ROOT = jax.random.key(3)
@@ -177,7 +176,7 @@ def test_in_turns_nobody_is_there_twice_in_so_many_rounds():
 
 def test_a_broken_turn_would_be_noticed():
     """Another order in every epoch does not keep clients apart."""
-    drawn = draws.dealt(ROOT, range(40), 12, 3, epoch=4)
+    drawn = sampling.dealt(ROOT, range(40), 12, 3, epoch=4)
     windows = [drawn[first : first + 4].ravel() for first in range(37)]
     assert any(len(set(window.tolist())) < 12 for window in windows)
 

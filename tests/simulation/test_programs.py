@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedblend.simulation import devices
-from fedblend.simulation.programs import Initial
+from fedblend.simulation.compile import Initial
 
 KEY, KEYS = jax.random.key(3), jax.random.split(jax.random.key(3), 2)
 

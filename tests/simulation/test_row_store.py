@@ -12,8 +12,8 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.simulation import clients
-from fedblend.simulation.row_store import HostRows, choose_rows
+from fedblend.simulation import cohort_loader
+from fedblend.simulation.stores.row_store import HostRows, choose_rows
 
 ROUNDS: dict[str, Any] = {"rounds": 5, "every": 3, "cohort": 4, "chunk": 3}
 
@@ -73,8 +73,8 @@ def test_rows_in_files_give_the_same_bits_in_parts_and_groups(
     data, usual, tmp_path, monkeypatch
 ):
     """Every round and every chunk of measured clients brings its own."""
-    monkeypatch.setattr(clients, "PART_BYTES", 1)
-    monkeypatch.setattr(clients, "AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(cohort_loader, "PART_BYTES", 1)
+    monkeypatch.setattr(cohort_loader, "AT_ONCE_BYTES", 1)
     found, run = outcome(in_files(data, tmp_path), rows="host", store="host")
     assert run._clients.rounds_at_once == 1
     same_bits(found, usual)

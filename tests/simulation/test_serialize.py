@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as arrays
 
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     WireError,
     as_tree,
     checksum,

@@ -15,7 +15,7 @@ import fedblend as fb
 from fedblend import compress
 from fedblend.core import Down, Ragged
 from fedblend.data.federated import Shards
-from fedblend.simulation import serialize
+from fedblend.simulation.io import serialize
 from fedblend.transforms import entries_touched, fedselect, fedselect_rows
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
 

@@ -19,7 +19,7 @@ import fedblend.cli.requirements  # noqa: F401
 
 import typer
 
-from fedblend import __version__, cores
+from fedblend import __version__, cpu_devices
 from fedblend.cli import (
     advise,
     audit_privacy,
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = run.joined_seeds(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
-        cores.wanted()
+        cpu_devices.wanted()
         code = command.main(arguments, prog_name="fedblend", standalone_mode=False)
     except UsageError as error:
         return complain(_sentence(error))

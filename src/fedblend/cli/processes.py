@@ -19,7 +19,7 @@ from pathlib import Path
 
 import typer
 
-from fedblend import cores
+from fedblend import cpu_devices
 from fedblend.cli import screen
 
 COORDINATOR, NUMBER, COUNT = (
@@ -37,13 +37,13 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    each = str(max(cores.wanted() // count, 1))
+    each = str(max(cpu_devices.wanted() // count, 1))
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "fedblend", *arguments],
             env={
                 **os.environ,
-                cores.VARIABLE: os.environ.get(cores.VARIABLE, each),
+                cpu_devices.VARIABLE: os.environ.get(cpu_devices.VARIABLE, each),
                 THREADS: os.environ.get(THREADS, each),
                 COORDINATOR: address,
                 NUMBER: str(number),

@@ -26,7 +26,7 @@ from fedblend.models.adapt.adapt import adapt
 from fedblend.models.adapt.kinds import KINDS
 from fedblend.models.adapt.two_adapters import two_adapters
 from fedblend.models.model import Model
-from fedblend.simulation.serialize import named_leaves
+from fedblend.simulation.io.serialize import named_leaves
 
 
 def adapted(

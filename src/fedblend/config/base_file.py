@@ -11,7 +11,7 @@ import numpy as np
 
 from fedblend.config import toml
 from fedblend.errors import ConfigError
-from fedblend.simulation.serialize import WireError, array_at, read_header
+from fedblend.simulation.io.serialize import WireError, array_at, read_header
 
 
 def with_hash(content: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 
 MAGIC = b"fbbundle"
 MOST = 100_000

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from fedblend.core import PyTree
 from fedblend.deploy import message as messages
 from fedblend.deploy.message import Message, one_line
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 
 _REPEATED = ("experiment", "round", "digest")
 """Fields that a reply has in common with its request."""

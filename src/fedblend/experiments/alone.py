@@ -13,7 +13,7 @@ from typing import Any
 from fedblend.config.config import Config, dump
 from fedblend.config.schema.local_work import LocalWork
 from fedblend.experiments.run_folder import Folder
-from fedblend.simulation import checkpoint
+from fedblend.simulation.io import checkpoint
 
 STAGES = ("trial", "local")
 NOT_ALONE = {

@@ -19,7 +19,7 @@ from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder
 from fedblend.gains import Evidence, Measured
 from fedblend.metrics import Metric
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     WireError,
     pack_named,
     unpack,

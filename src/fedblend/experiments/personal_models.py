@@ -3,9 +3,9 @@
 """The personal models of all clients in the folder of a run.
 
 One file for each seed has the models of all clients, leaves [clients, ...]; see
-``simulation.model_stack``. Where all clients deploy the shared model there is no such
-file. ``summary.json`` has under ``personal_models`` which of the three it is: "kept",
-"shared" or "left out".
+``simulation.stores.model_stack``. Where all clients deploy the shared model there is no
+such file. ``summary.json`` has under ``personal_models`` which of the three it is:
+"kept", "shared" or "left out".
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from fedblend.core import Algorithm, PyTree, shared_model
 from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import shapes_of
-from fedblend.simulation.model_stack import StackReader, StackWriter
+from fedblend.simulation.io.serialize import WireError, as_tree
 from fedblend.simulation.run import Run
-from fedblend.simulation.serialize import WireError, as_tree
+from fedblend.simulation.stores.model_stack import StackReader, StackWriter
 
 MOST_BYTES = 8 * 2**30
 """The models of all clients and seeds are kept up to this size by default."""

@@ -25,7 +25,8 @@ from fedblend.experiments.alone import STAGES
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.figures import USUAL
 from fedblend.report.measures import in_order
-from fedblend.simulation import checkpoint, train_alone
+from fedblend.simulation import train_alone
+from fedblend.simulation.io import checkpoint
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.trees import precision

@@ -45,15 +45,15 @@ from fedblend.data.federated import FederatedData
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import ConfigError, RunError
 from fedblend.report.measures import rows_of
-from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.result import Results
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     WireError,
     as_tree,
     pack,
     unpack,
     write_atomically,
 )
+from fedblend.simulation.personalize import NewClients
+from fedblend.simulation.result import Results
 
 
 class Folder:

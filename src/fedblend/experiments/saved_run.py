@@ -28,7 +28,7 @@ from fedblend.experiments.predict import (
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import Apply
 from fedblend.report.records import frame
-from fedblend.simulation.model_stack import StackReader
+from fedblend.simulation.stores.model_stack import StackReader
 
 
 def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":

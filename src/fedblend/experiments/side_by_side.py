@@ -24,7 +24,7 @@ from fedblend.experiments.alone import work_alone
 from fedblend.experiments.run import TABLES, Step, advance, open_folder, stages
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.measures import in_order
-from fedblend.simulation import checkpoint
+from fedblend.simulation.io import checkpoint
 from fedblend.simulation.replicas import RunOfReplicas
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up

@@ -13,7 +13,7 @@ from fedblend.experiments import run_folder
 from fedblend.experiments.differences import Difference
 from fedblend.experiments.run_folder import Folder
 from fedblend.report.measures import shown_splits, value_at
-from fedblend.simulation.serialize import write_atomically
+from fedblend.simulation.io.serialize import write_atomically
 
 Rows = list[dict[str, Any]]
 Keys = Mapping[str, Mapping[str, Any]]

@@ -22,8 +22,8 @@ from fedblend.checks import POSITIVE
 from fedblend.core import Down, Key, Loss, PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.losses import objective
+from fedblend.simulation.compile import Program
 from fedblend.simulation.evaluate import personal
-from fedblend.simulation.programs import Program
 from fedblend.simulation.rounds import Members, Settings, shard_of
 from fedblend.simulation.run import Run
 from fedblend.theory.certificate import Certificate, certify

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedblend import cores
+from fedblend import cpu_devices
 from fedblend.core import PyTree
 from fedblend.simulation.aggregators import GROUPS, tree_sum
 from fedblend.simulation.chunks import Cut, chunk_size
@@ -41,8 +41,8 @@ def beside_host() -> bool:
 def usable(most: int | None) -> Sequence[Any]:
     """The devices a run may use, at most so many."""
     if jax.default_backend() == "cpu":
-        cores.wanted()
-        cores.warn_once()
+        cpu_devices.wanted()
+        cpu_devices.warn_once()
     return jax.devices()[:most]
 
 

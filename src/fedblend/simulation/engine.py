@@ -23,8 +23,8 @@ from fedblend.errors import SettingError
 from fedblend.simulation import evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
 from fedblend.simulation.chunks import Cut
+from fedblend.simulation.compile import Program, Programs, Spread
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.programs import Program, Programs, Spread
 from fedblend.simulation.rounds import Members, Shapes
 from fedblend.simulation.watch import Watch
 

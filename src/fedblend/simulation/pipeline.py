@@ -19,12 +19,12 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import Key, PyTree
 from fedblend.simulation import devices
-from fedblend.simulation.clients import Clients, Plan
+from fedblend.simulation.cohort_loader import Clients, Plan
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Log
 from fedblend.simulation.sampling import Cohorts
-from fedblend.simulation.worker import Worker
+from fedblend.simulation.threads import Worker
 
 AHEAD_SECONDS = 2.0
 """The longest block after which the next one is begun before anybody asks for it."""

@@ -15,7 +15,7 @@ from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.gains import Evidence, Measured
 from fedblend.simulation import devices
-from fedblend.simulation.clients import Clients
+from fedblend.simulation.cohort_loader import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation

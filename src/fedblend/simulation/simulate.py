@@ -23,13 +23,13 @@ from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators, devices, sampling
-from fedblend.simulation.clients import Clients
+from fedblend.simulation.cohort_loader import Clients
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation, one_for_all
 from fedblend.simulation.rounds import Settings
-from fedblend.simulation.row_store import open_rows
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
+from fedblend.simulation.stores.row_store import open_rows
 
 SERVER_ROWS = Instance(Shard, "a Shard of the server's rows, fb.shard_of(rows)")
 

@@ -15,7 +15,7 @@ from fedblend.deploy.client import state as states
 from fedblend.deploy.message import Message
 from fedblend.deploy.server import membership
 from fedblend.deploy.server.settings import BelowQuorum
-from fedblend.simulation.serialize import pack
+from fedblend.simulation.io.serialize import pack
 from loopback import EXPERIMENT
 
 _ = clock

@@ -20,7 +20,7 @@ from fedblend.cli import main
 from fedblend.deploy.ops import flwr_processes, submit
 from fedblend.deploy.server.run import STOPPED, run_server
 from fedblend.errors import RunError
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 from loopback import LoopbackTransport
 
 

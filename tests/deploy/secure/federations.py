@@ -24,7 +24,7 @@ from fedblend.deploy.server.collection import Collected, PlainCollection
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.transport import Timeouts
 from fedblend.simulation.communication import sizes_of
-from fedblend.simulation.serialize import named_leaves
+from fedblend.simulation.io.serialize import named_leaves
 from loopback import LoopbackFederation, LoopbackTransport
 
 COUNTS = (5, 3, 4, 6, 5, 2, 7, 4)

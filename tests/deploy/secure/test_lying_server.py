@@ -23,7 +23,7 @@ from fedblend.deploy.secure.party import SHARES_BYTES
 from fedblend.deploy.secure.summand import as_vector
 from fedblend.deploy.server.settings import BelowQuorum
 from fedblend.errors import ConfigError
-from fedblend.simulation.serialize import pack, pack_named, unpack
+from fedblend.simulation.io.serialize import pack, pack_named, unpack
 
 _ = clock
 VICTIM, EVERYBODY = 3, list(range(CLIENTS))

@@ -33,7 +33,7 @@ from fedblend.deploy.secure.roster import keys_of
 from fedblend.deploy.server.run import run_server
 from fedblend.errors import ConfigError, RunError
 from fedblend.models.adapt.uses import leaves_by_path
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 from loopback import LoopbackTransport
 
 POLICY = few(OPEN + "[metrics]\nnames = []\n")

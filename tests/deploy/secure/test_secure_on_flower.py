@@ -33,7 +33,7 @@ from fedblend.deploy.secure import records
 from fedblend.deploy.secure.fixed_point import coarse
 from fedblend.deploy.server import audited_exchange, coordinator, settings
 from fedblend.deploy.server.run import run_server
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 
 pytestmark = pytest.mark.slow
 

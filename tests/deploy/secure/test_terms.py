@@ -19,7 +19,7 @@ from fedblend.deploy.secure.summand import as_vector
 from fedblend.deploy.server.run import run_server
 from fedblend.deploy.server.settings import BelowQuorum
 from fedblend.errors import RunError
-from fedblend.simulation.serialize import unpack
+from fedblend.simulation.io.serialize import unpack
 from loopback import LoopbackTransport
 
 _ = clock

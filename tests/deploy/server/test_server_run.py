@@ -30,7 +30,7 @@ from fedblend.deploy.server.run import ENROLL_AGAIN, run_server
 from fedblend.errors import RunError
 from fedblend.experiments import results
 from fedblend.experiments.run import run_config
-from fedblend.simulation.serialize import as_tree, unpack
+from fedblend.simulation.io.serialize import as_tree, unpack
 from fedblend.trees import precision
 from loopback import LoopbackTransport
 

@@ -28,7 +28,7 @@ from fedblend.experiments.export.onnx_graph import ExportError
 from fedblend.experiments.export.torch_names import state_dict
 from fedblend.experiments.model_card import model_card
 from fedblend.experiments.predict import predict_file
-from fedblend.simulation.serialize import pack
+from fedblend.simulation.io.serialize import pack
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from fedblend.deploy.client.limits import parts_of
 from fedblend.deploy.client.policy import Rows, refusal_line
 from fedblend.deploy.contract import Contract
 from fedblend.deploy.ops.settings import NodeData
-from fedblend.simulation.serialize import WireError, write_atomically
+from fedblend.simulation.io.serialize import WireError, write_atomically
 
 FILE = "agreement.json"
 

@@ -28,7 +28,7 @@ from fedblend.deploy.client.ledger import Charge, Ledger, row_key
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.policy import Limits, refusal_line
 from fedblend.deploy.message import ENROLLED, Message, encode
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     as_tree,
     pack,
     traveling,

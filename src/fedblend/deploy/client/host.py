@@ -21,7 +21,7 @@ from fedblend.deploy.message import UNKNOWN, UNREADABLE, Message, encode, one_li
 from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import NodeSettings, listed, load_as
 from fedblend.deploy.worker import Handler
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 
 
 class Host:

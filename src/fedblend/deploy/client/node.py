@@ -37,7 +37,7 @@ from fedblend.deploy.client.retention import make_room
 from fedblend.deploy.message import Message, encode, one_line
 from fedblend.deploy.secure.answers import ANSWERS as SECURE
 from fedblend.deploy.worker import Handler
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 from fedblend.trees import precision
 
 

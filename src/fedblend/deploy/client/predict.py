@@ -22,7 +22,7 @@ from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.deploy.raw_tables import preprocessing_in
 from fedblend.errors import RunError
 from fedblend.mixing import predict, shapes_of
-from fedblend.simulation.serialize import WireError, as_tree, unpack
+from fedblend.simulation.io.serialize import WireError, as_tree, unpack
 from fedblend.trees import precision
 
 BATCH = 1024

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     WireError,
     as_tree,
     pack,

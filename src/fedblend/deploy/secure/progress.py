@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedblend.errors import CheckpointError
-from fedblend.simulation.serialize import DAMAGE, WireError, pack, unpack
-from fedblend.simulation.serialize import write_atomically as write_whole
+from fedblend.simulation.io.serialize import DAMAGE, WireError, pack, unpack
+from fedblend.simulation.io.serialize import write_atomically as write_whole
 
 SHARE, MASK, OPEN, OVER = "share", "mask", "open", "over"
 """What is asked for next; ``OVER`` is an attempt of which nothing was opened."""

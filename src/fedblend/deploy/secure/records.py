@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.simulation.serialize import pack, read_header, unpack, write_atomically
+from fedblend.simulation.io.serialize import pack, read_header, unpack, write_atomically
 
 KINDS = ("masked", "opened")
 ROUNDS = 3

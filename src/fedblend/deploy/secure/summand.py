@@ -24,7 +24,7 @@ from fedblend.core import (
     SharedKey,
     is_special,
 )
-from fedblend.simulation.serialize import arrived, named_leaves, traveling
+from fedblend.simulation.io.serialize import arrived, named_leaves, traveling
 
 APART = {
     Entries: "entries of its own choice (top_k, rand_k with masks of its own)",

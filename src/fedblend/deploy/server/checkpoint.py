@@ -23,8 +23,7 @@ import numpy as np
 from fedblend.deploy.server.census import Census
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
 from fedblend.errors import CheckpointError
-from fedblend.simulation.result import Record
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     WireError,
     as_tree,
     pack,
@@ -32,6 +31,7 @@ from fedblend.simulation.serialize import (
     unpack,
     write_atomically,
 )
+from fedblend.simulation.result import Record
 from fedblend.theory.constants import Smoothness
 
 VERSION = 3

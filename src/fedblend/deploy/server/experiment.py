@@ -16,7 +16,7 @@ from fedblend.deploy.server.checkpoint import DAMAGE
 from fedblend.deploy.server.membership import Registered
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
-from fedblend.simulation.serialize import write_atomically
+from fedblend.simulation.io.serialize import write_atomically
 
 PROGRESS = "progress.json"
 NODES = "nodes.json"

@@ -22,7 +22,7 @@ from fedblend.deploy import message as messages
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.ops.settings import listed
 from fedblend.deploy.transport import Address, ClientReply, Transport
-from fedblend.simulation.serialize import WireError
+from fedblend.simulation.io.serialize import WireError
 
 ASK_AGAIN = 15.0
 """Seconds after which a node that has not described itself is asked again."""

@@ -16,7 +16,7 @@ from fedblend.experiments.export.torch_names import state_dict
 from fedblend.experiments.model_card import model_card
 from fedblend.experiments.run_folder import write_text
 from fedblend.experiments.saved_run import SavedRun
-from fedblend.simulation.serialize import pack_named, write_atomically
+from fedblend.simulation.io.serialize import pack_named, write_atomically
 
 
 def _onnx(portable: Portable) -> bytes:

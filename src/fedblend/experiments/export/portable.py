@@ -32,7 +32,7 @@ from fedblend.experiments import run_folder
 from fedblend.experiments.personal_models import as_model
 from fedblend.mixing import Apply, predict
 from fedblend.models import Model
-from fedblend.simulation.serialize import WireError, named_leaves, pack, unpack
+from fedblend.simulation.io.serialize import WireError, named_leaves, pack, unpack
 from fedblend.trees import precision
 
 BATCH = 1024

@@ -21,10 +21,10 @@ from fedblend.core import Key, PyTree, Shard
 from fedblend.errors import UserError
 from fedblend.simulation import devices
 from fedblend.simulation.chunks import Cut
-from fedblend.simulation.device_store import Slots
 from fedblend.simulation.large_constants import lower
 from fedblend.simulation.rounds import Members, Settings
-from fedblend.simulation.worker import Worker
+from fedblend.simulation.stores.device_store import Slots
+from fedblend.simulation.threads import Worker
 
 SHAPE = jax.ShapeDtypeStruct
 

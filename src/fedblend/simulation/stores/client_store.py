@@ -16,9 +16,9 @@ from pathlib import Path
 from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.simulation import memory
-from fedblend.simulation.cached_store import CACHE_SHARE, HostStore
-from fedblend.simulation.device_store import ONE_DEVICE, DeviceStore, Slots
-from fedblend.simulation.disk_store import DiskStore
+from fedblend.simulation.stores.cached_store import CACHE_SHARE, HostStore
+from fedblend.simulation.stores.device_store import ONE_DEVICE, DeviceStore, Slots
+from fedblend.simulation.stores.disk_store import DiskStore
 
 DEVICE_SHARE = 0.5
 """Of the device's free memory, for states: a block and measuring need the rest."""

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     DAMAGE,
     WireError,
     array_at,

@@ -21,15 +21,14 @@ from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.simulation.aggregators import RunningSum, empty, with_middle
 from fedblend.simulation.chunks import Cut
-from fedblend.simulation.client_store import Store, open_store
-from fedblend.simulation.device_store import DeviceStore, extract, padded
-from fedblend.simulation.draws import NOBODY
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.memory import bytes_of
 from fedblend.simulation.rounds import Members
-from fedblend.simulation.row_store import DeviceRows, HostRows, Packed
-from fedblend.simulation.sampling import Weights
-from fedblend.simulation.shared_store import SharedStore
+from fedblend.simulation.sampling import NOBODY, Weights
+from fedblend.simulation.stores.client_store import Store, open_store
+from fedblend.simulation.stores.device_store import DeviceStore, extract, padded
+from fedblend.simulation.stores.row_store import DeviceRows, HostRows, Packed
+from fedblend.simulation.stores.shared_store import SharedStore
 
 ENROLL_AT_ONCE = 1024
 """Clients enrolled in one call."""

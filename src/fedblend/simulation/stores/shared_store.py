@@ -15,7 +15,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.errors import UserError
 from fedblend.simulation import devices
-from fedblend.simulation.device_store import extract, insert, padded
+from fedblend.simulation.stores.device_store import extract, insert, padded
 
 if TYPE_CHECKING:
     from fedblend.simulation.engine import Engine

@@ -19,11 +19,7 @@ import jax
 import numpy as np
 
 from fedblend.errors import CheckpointError
-from fedblend.simulation.disk_store import StoreError
-from fedblend.simulation.result import Record
-from fedblend.simulation.run import Run
-from fedblend.simulation.sampling import Strata
-from fedblend.simulation.serialize import (
+from fedblend.simulation.io.serialize import (
     WireError,
     as_tree,
     pack,
@@ -31,6 +27,10 @@ from fedblend.simulation.serialize import (
     unpack,
     write_atomically,
 )
+from fedblend.simulation.result import Record
+from fedblend.simulation.run import Run
+from fedblend.simulation.sampling import Strata
+from fedblend.simulation.stores.disk_store import StoreError
 
 VERSION = 2
 """The layout of checkpoints; 1 counted answers as "heard"."""

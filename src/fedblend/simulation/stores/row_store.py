@@ -19,7 +19,7 @@ from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
 from fedblend.simulation import memory
-from fedblend.simulation.worker import Worker
+from fedblend.simulation.threads import Worker
 
 DEVICE_SHARE = 0.5
 """Of the device's free memory, for rows."""

@@ -25,14 +25,14 @@ from jax.sharding import SingleDeviceSharding
 
 from fedblend.core import PyTree
 from fedblend.simulation import memory
-from fedblend.simulation.device_store import (
+from fedblend.simulation.stores.device_store import (
     ONE_DEVICE,
     Slots,
     extract,
     insert,
     padded,
 )
-from fedblend.simulation.worker import LARGE, Worker, read_rows, write_rows
+from fedblend.simulation.threads import LARGE, Worker, read_rows, write_rows
 
 CACHE_SHARE = 0.8
 """Of the device's free memory, for the buffer of a store that is elsewhere."""

@@ -29,8 +29,8 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree
-from fedblend.simulation.cached_store import HostStore, fetch
-from fedblend.simulation.device_store import ONE_DEVICE, Slots
+from fedblend.simulation.stores.cached_store import HostStore, fetch
+from fedblend.simulation.stores.device_store import ONE_DEVICE, Slots
 
 
 class DiskStore(HostStore):
