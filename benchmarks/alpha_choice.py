@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.simulation.tune_alpha import choose
+from fedblend.selection.tune_alpha import choose
 from fedblend.theory import generalization
 
 CLIENTS, SEEDS, ROUNDS, CLASSES = 20, 5, 60, 10

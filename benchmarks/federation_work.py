@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.config.config import Config, check
-from fedblend.experiments.run_folder import Folder, read_rows
+from fedblend.runs.run_folder import Folder, read_rows
 
 CLASSES = 10
 

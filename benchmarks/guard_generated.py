@@ -20,9 +20,9 @@ import argparse
 import numpy as np
 from scipy.stats import norm
 
-from fedblend.simulation import shrinkage
-from fedblend.simulation.choose import GRID, GUARD
-from fedblend.simulation.shrinkage import Scores
+from fedblend.selection import shrinkage
+from fedblend.selection.choose import GRID, GUARD
+from fedblend.selection.shrinkage import Scores
 
 FOLDS = 5
 PENALTIES = (0.1, 1.0, 5.0, 20.0)

@@ -25,9 +25,9 @@ import pandas as pd
 from scipy.stats import ttest_1samp
 
 from fedblend.config.config import check
-from fedblend.experiments.guard import guard_config
-from fedblend.simulation.average_arms import measured
-from fedblend.simulation.choose import GRID
+from fedblend.runs.choose import guard_config
+from fedblend.selection.average_arms import measured
+from fedblend.selection.choose import GRID
 from nobody_harmed import discoveries
 
 TABLES = {

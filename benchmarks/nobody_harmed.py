@@ -37,8 +37,8 @@ from scipy.stats import binom, t
 
 import fedblend as fb
 from fedblend.data.folds import folds
-from fedblend.simulation import shrinkage
-from fedblend.simulation.choose import GUARD
+from fedblend.selection import shrinkage
+from fedblend.selection.choose import GUARD
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.simulation.train_alone import of_best_length, prolonged, trying
 

@@ -27,17 +27,17 @@ from typing import Any
 import jax
 
 from fedblend.config.config import check
-from fedblend.experiments.plan.candidates import (
+from fedblend.runs.plan.candidates import (
     NAMES,
     Candidate,
     candidates,
     config_of,
 )
-from fedblend.experiments.plan.messages import Ways, ways
-from fedblend.experiments.plan.offers import SEEDS, offers
-from fedblend.experiments.plan.prices import Prices
-from fedblend.experiments.plan.problem import Problem, problem
-from fedblend.experiments.plan.trial import Trials
+from fedblend.runs.plan.messages import Ways, ways
+from fedblend.runs.plan.offers import SEEDS, offers
+from fedblend.runs.plan.prices import Prices
+from fedblend.runs.plan.problem import Problem, problem
+from fedblend.runs.plan.trial import Trials
 
 SETS = {"a6a": 11220, "mushrooms": 8124, "w6a": 17188, "ijcnn1": 49990}
 """With their numbers of rows."""

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from fedblend.config import toml
-from fedblend.experiments import results
+from fedblend.runs import results
 from tiny_config import TINY
 
 BROWSER_OPTIONS = (

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedblend.data.datasets.hospitals import write_table
-from fedblend.experiments.auto.candidates import Request
-from fedblend.experiments.auto.comparison import Comparison, Screen
+from fedblend.runs.auto.candidates import Request
+from fedblend.runs.auto.comparison import Comparison, Screen
 from fedblend.trees import precision
 
 Table = dict[str, np.ndarray]

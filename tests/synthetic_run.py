@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.experiments.run_folder import Folder, as_json, write_table, write_text
-from fedblend.gains import Evidence, harms
 from fedblend.metrics import over_clients, standard
 from fedblend.report import measures
+from fedblend.runs.run_folder import Folder, as_json, write_table, write_text
+from fedblend.stats.gains import Evidence, harms
 
 NOTHING: Any = lambda *of: None  # noqa: E731
 METRICS = standard("classes", NOTHING, NOTHING)

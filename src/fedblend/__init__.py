@@ -37,7 +37,7 @@ cpu_devices.set_up()
 _HOMES = _homes()
 # What needs scikit-learn or pydantic is public, but no star imports it.
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
-    name for name, home in _HOMES.items() if not home.startswith("fedblend.experiments")
+    name for name, home in _HOMES.items() if not home.startswith("fedblend.runs")
 )
 
 

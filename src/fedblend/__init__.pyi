@@ -212,45 +212,6 @@ from fedblend.data.federated import (
 from fedblend.data.federated import (
     shard_of as shard_of,
 )
-from fedblend.experiments import (
-    trackers as trackers,
-)
-from fedblend.experiments.auto import (
-    AutoResult as AutoResult,
-)
-from fedblend.experiments.auto import (
-    auto as auto,
-)
-from fedblend.experiments.compare import (
-    compare as compare,
-)
-from fedblend.experiments.personalize import (
-    personalize_from as personalize_from,
-)
-from fedblend.experiments.plan import (
-    PlanResult as PlanResult,
-)
-from fedblend.experiments.plan import (
-    plan as plan,
-)
-from fedblend.experiments.saved_run import (
-    SavedRun as SavedRun,
-)
-from fedblend.experiments.saved_run import (
-    load as load,
-)
-from fedblend.experiments.sklearn import (
-    FederatedClassifier as FederatedClassifier,
-)
-from fedblend.experiments.sklearn import (
-    FederatedRegressor as FederatedRegressor,
-)
-from fedblend.experiments.sklearn_scorer import (
-    client_scorer as client_scorer,
-)
-from fedblend.experiments.sweep import (
-    sweep as sweep,
-)
 from fedblend.local import (
     Epochs as Epochs,
 )
@@ -311,8 +272,50 @@ from fedblend.models.adapt.prefix import (
 from fedblend.models.adapt.two_adapters import (
     two_adapters as two_adapters,
 )
-from fedblend.simulation.choose import (
+from fedblend.runs import (
+    trackers as trackers,
+)
+from fedblend.runs.auto import (
+    AutoResult as AutoResult,
+)
+from fedblend.runs.auto import (
+    auto as auto,
+)
+from fedblend.runs.compare import (
+    compare as compare,
+)
+from fedblend.runs.personalize import (
+    personalize_from as personalize_from,
+)
+from fedblend.runs.plan import (
+    PlanResult as PlanResult,
+)
+from fedblend.runs.plan import (
+    plan as plan,
+)
+from fedblend.runs.saved_run import (
+    SavedRun as SavedRun,
+)
+from fedblend.runs.saved_run import (
+    load as load,
+)
+from fedblend.runs.sklearn import (
+    FederatedClassifier as FederatedClassifier,
+)
+from fedblend.runs.sklearn import (
+    FederatedRegressor as FederatedRegressor,
+)
+from fedblend.runs.sklearn_scorer import (
+    client_scorer as client_scorer,
+)
+from fedblend.runs.sweep import (
+    sweep as sweep,
+)
+from fedblend.selection.choose import (
     choose as choose,
+)
+from fedblend.selection.tune_alpha import (
+    tune as tune,
 )
 from fedblend.simulation.compile_cache import (
     compile_cache as compile_cache,
@@ -340,9 +343,6 @@ from fedblend.simulation.simulate import (
 )
 from fedblend.simulation.train_alone import (
     train_alone as train_alone,
-)
-from fedblend.simulation.tune_alpha import (
-    tune as tune,
 )
 from fedblend.transforms import (
     adaptive_clip as adaptive_clip,

@@ -9,7 +9,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.errors import UserError
-from fedblend.experiments.auto.linear import Rows, hierarchical_models
+from fedblend.runs.auto.linear import Rows, hierarchical_models
 
 COUNTS = np.array([30, 12, 45, 8, 21])
 WORK = fb.Work(1.0, steps=8, batch_size=None)

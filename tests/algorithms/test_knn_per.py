@@ -12,9 +12,9 @@ import pytest
 import fedblend as fb
 from fedblend.core import Down
 from fedblend.data.dataset import Task
-from fedblend.experiments.export.onnx_graph import ExportError
-from fedblend.experiments.export.onnx_model import onnx_file
-from fedblend.experiments.export.torch_names import state_dict
+from fedblend.runs.export.onnx_graph import ExportError
+from fedblend.runs.export.onnx_model import onnx_file
+from fedblend.runs.export.torch_names import state_dict
 from reference import family_transcription as paper
 
 COUNTS, DIM, WIDTH, CLASSES, K, GRID, HELD_OUT = (23, 12, 30, 1), 4, 3, 3, 4, 6, 0.3

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from fedblend.cli import main, screen
-from fedblend.experiments.audit_privacy import audit as audits
-from fedblend.experiments.audit_privacy.audit import Audit
+from fedblend.runs.audit_privacy import audit as audits
+from fedblend.runs.audit_privacy.audit import Audit
 
 KEPT = Audit(
     promised=3.0,

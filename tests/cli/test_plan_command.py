@@ -14,7 +14,7 @@ import pytest
 import fedblend as fb
 from fedblend.cli import main, screen
 from fedblend.config import toml
-from fedblend.experiments.plan.prices import Prices, parse_bits
+from fedblend.runs.plan.prices import Prices, parse_bits
 from fedblend.simulation.io.serialize import unpack
 from planned import DIANA, FLIX, ByHand, changed
 
@@ -120,7 +120,7 @@ def planned(monkeypatch):
         1e-3, 2, 3, Prices(1.0, 3.0), constants, [FIRST, ROW], ["close"], True
     )
     asked: dict = {}
-    plan = "fedblend.experiments.plan.plan"
+    plan = "fedblend.runs.plan.plan"
     monkeypatch.setattr(plan, lambda config, **given: asked.update(given) or made)
     return asked, made
 

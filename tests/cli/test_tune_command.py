@@ -15,7 +15,7 @@ from fedblend.cli import main, screen, tune
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, load
-from fedblend.experiments.tune import tune_config
+from fedblend.runs.tune import tune_config
 from fedblend.simulation.simulate import set_up
 from fedblend.theory.constants import stacked
 from fedblend.trees import precision
@@ -152,7 +152,7 @@ def test_every_alpha_has_the_rate_of_theory():
 
 
 def test_clients_without_a_value_are_reported(capsys, monkeypatch):
-    from fedblend.simulation.tune_alpha import Tuned
+    from fedblend.selection.tune_alpha import Tuned
 
     monkeypatch.setenv("COLUMNS", "80")
     nan = float("nan")

@@ -15,8 +15,8 @@ import fedblend as fb
 import problems
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
-from fedblend.experiments import results
-from fedblend.experiments.run import run_config
+from fedblend.runs import results
+from fedblend.runs.run import run_config
 from tiny_config import TINY
 
 

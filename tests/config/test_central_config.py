@@ -12,7 +12,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.data.dataset import DataError
 from fedblend.errors import ConfigError
-from fedblend.experiments.run import run_config
+from fedblend.runs.run import run_config
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 MOVIES = {

@@ -16,9 +16,9 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump, load, loads
 from fedblend.config.toml import write
 from fedblend.errors import ConfigError, RunError
-from fedblend.experiments import run_folder
-from fedblend.experiments.differences import data_keys
-from fedblend.experiments.export.portable import described
+from fedblend.runs import run_folder
+from fedblend.runs.export.portable import described
+from fedblend.runs.paired import data_keys
 from fedblend.simulation.simulate import set_up
 from tiny_config import TINY
 

@@ -17,9 +17,9 @@ from fedblend.config.config import check, dump, loads
 from fedblend.data.dataset import DataError
 from fedblend.data.preprocess import Preprocessing
 from fedblend.errors import ConfigError, RunError
-from fedblend.experiments.personalize import personalize_from
-from fedblend.experiments.run import run_config
-from fedblend.experiments.run_folder import Folder, read_preprocessing
+from fedblend.runs.personalize import personalize_from
+from fedblend.runs.run import run_config
+from fedblend.runs.run_folder import Folder, read_preprocessing
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 

@@ -20,7 +20,7 @@ import fedblend as fb
 from fedblend import keys
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.experiments.run import run_config
+from fedblend.runs.run import run_config
 from fedblend.simulation.io.serialize import unpack
 from fedblend.simulation.sampling import cohorts
 from fedblend.theory.privacy import spent

@@ -23,9 +23,9 @@ from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
 from fedblend.data.dataset import DATASETS
 from fedblend.errors import ConfigError
-from fedblend.experiments import tune
-from fedblend.experiments.plan.problem import problem
-from fedblend.experiments.run import run_config
+from fedblend.runs import tune
+from fedblend.runs.plan.problem import problem
+from fedblend.runs.run import run_config
 from fedblend.simulation.simulate import set_up
 from fedblend.theory.blt import optimal
 from fedblend.theory.privacy import spent, spent_by_blt, spent_by_tree

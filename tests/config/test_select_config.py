@@ -13,8 +13,8 @@ import pytest
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.errors import ConfigError
-from fedblend.experiments.advise import advise
-from fedblend.experiments.run import run_config
+from fedblend.runs.advise import advise
+from fedblend.runs.run import run_config
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 TABLES = {

@@ -14,7 +14,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.federated import held_out
 from fedblend.data.shards import write_shards
 from fedblend.errors import InputError
-from fedblend.experiments.run import run_config
+from fedblend.runs.run import run_config
 from fedblend.simulation.simulate import set_up
 
 FLIX = {

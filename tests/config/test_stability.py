@@ -6,7 +6,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.experiments.run import run_config
+from fedblend.runs.run import run_config
 
 OWN = {"alpha": 0.5, "personal": {"solver": "lbfgs", "most": 3}}
 RAND = {"compressor": {"name": "rand_k", "k": 2}}

@@ -19,10 +19,10 @@ from fedblend.data.readers.read import read
 from fedblend.deploy.contract import contract_of
 from fedblend.deploy.raw_tables import data_of_nodes
 from fedblend.errors import ConfigError
-from fedblend.experiments.export.export import export_models
-from fedblend.experiments.personalize import personalize_from
-from fedblend.experiments.predict import predict_file
-from fedblend.experiments.run import run_config
+from fedblend.runs.export.export import export_models
+from fedblend.runs.personalize import personalize_from
+from fedblend.runs.predict import predict_file
+from fedblend.runs.run import run_config
 from fedblend.simulation.io.serialize import unpack
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import pytest
 from registry import CASES, formed
-from runs import close, differ, new_run, outcome
 
 import problems
 from fedblend import checkpoint, trees
 from fedblend.losses import cross_entropy
 from fedblend.simulation import large_constants
+from runs import close, differ, new_run, outcome
 
 NOW = ("apfl",)
 """Cases of the quick suite."""

@@ -7,6 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import CASES, SILENT, others_later
+
+import fedblend as fb
+from fedblend import keys
+from fedblend.simulation.sampling import cohorts
+from problems import quadratics, spoiled
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -19,11 +24,6 @@ from runs import (
     states,
     usual_run,
 )
-
-import fedblend as fb
-from fedblend import keys
-from fedblend.simulation.sampling import cohorts
-from problems import quadratics, spoiled
 
 SPOILED = 4
 SPEAKING = [name for name in CASES if name not in SILENT]

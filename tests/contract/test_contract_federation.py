@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import CASES, others_later
-from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 
 import fedblend as fb
 from fedblend.simulation.io.serialize import as_tree, named_leaves, unpack
 from fedblend.transforms.mixed_fl.central_loss import on_rows
 from loopback import EXPERIMENT, LoopbackFederation
+from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 
 ENCODED = ("compressed(fedavg)", "scafflix")
 """Messages of other kinds: encoded, with a drawn number of steps."""

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from registry import CASES, RATE
+
+import fedblend as fb
+from fedblend.simulation.io import checkpoint
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -17,9 +20,6 @@ from runs import (
     same_bits,
     usual_run,
 )
-
-import fedblend as fb
-from fedblend.simulation.io import checkpoint
 
 SWEEPS = {
     "fedavg": jnp.asarray([0.1, RATE], jnp.float32),

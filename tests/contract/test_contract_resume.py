@@ -4,9 +4,9 @@
 
 import pytest
 from registry import CASES, others_later
-from runs import new_run, outcome, same_bits, usual_run
 
 from fedblend.simulation.io import checkpoint
+from runs import new_run, outcome, same_bits, usual_run
 
 STATEFUL = ("scaffold", "local only", "finetune(scaffold)", "fedadam")
 

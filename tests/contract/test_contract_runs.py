@@ -9,6 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import CASES, ENROLLING, EVERYONE, others_later
+
+import fedblend as fb
+from fedblend import keys
+from fedblend.losses import objective
+from problems import spoiled
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -24,11 +29,6 @@ from runs import (
     states,
     usual_run,
 )
-
-import fedblend as fb
-from fedblend import keys
-from fedblend.losses import objective
-from problems import spoiled
 
 SEED_WITHOUT_CLIENT_0 = 12
 """With this seed client 0 is in neither of the first two cohorts."""

@@ -13,7 +13,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.ops.settings import NodeSettings, load_as
-from fedblend.experiments import run_folder
+from fedblend.runs import run_folder
 from fedblend.simulation.io.serialize import named_leaves, unpack
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up

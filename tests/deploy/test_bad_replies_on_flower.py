@@ -26,7 +26,7 @@ from fedblend.deploy import worker
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.experiments import run_folder
+from fedblend.runs import run_folder
 
 pytestmark = pytest.mark.slow
 NAMES, LIAR = ("alice", "bob", "carol"), 1

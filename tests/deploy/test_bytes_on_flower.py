@@ -19,7 +19,7 @@ from hosts import SERVER, Hosts, hosts, possible
 from replay import models, replayed
 
 from fedblend.deploy import message as messages
-from fedblend.experiments import run_folder
+from fedblend.runs import run_folder
 
 pytestmark = [
     pytest.mark.slow,

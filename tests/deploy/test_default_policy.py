@@ -15,7 +15,7 @@ from fedblend.deploy.ops.demo import POLICY, _rows, config_of
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.deploy.ops.templating import template
 from fedblend.deploy.server.run import run_server
-from fedblend.experiments import results
+from fedblend.runs import results
 from loopback import LoopbackTransport
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "federation.md"

@@ -21,9 +21,9 @@ from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.deploy.raw_tables import data_of_nodes, raw_of, schema_of, statistics_in
 from fedblend.deploy.server.run import run_server
 from fedblend.errors import ConfigError, RunError
-from fedblend.experiments import results, run_folder
-from fedblend.experiments.run import run_config
-from fedblend.experiments.run_folder import Folder
+from fedblend.runs import results, run_folder
+from fedblend.runs.run import run_config
+from fedblend.runs.run_folder import Folder
 from loopback import LoopbackTransport
 
 ENDS = ("died", "recovered")

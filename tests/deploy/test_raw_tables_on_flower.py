@@ -14,9 +14,9 @@ from test_raw_tables import raw as raw
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.ops import local_cluster, submit
-from fedblend.experiments import results, run_folder
-from fedblend.experiments.run import run_config
-from fedblend.experiments.run_folder import Folder
+from fedblend.runs import results, run_folder
+from fedblend.runs.run import run_config
+from fedblend.runs.run_folder import Folder
 
 pytestmark = pytest.mark.slow
 NAMES = ("alice", "bob", "carol")

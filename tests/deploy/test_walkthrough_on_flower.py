@@ -18,7 +18,7 @@ from walkthrough import ROUNDS, NewUser, commands
 
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.local_cluster import processes_of
-from fedblend.experiments.run_folder import Folder, read_summary
+from fedblend.runs.run_folder import Folder, read_summary
 
 pytestmark = pytest.mark.slow
 WITHIN = 300.0

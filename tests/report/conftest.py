@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedblend.gains import Evidence
 from fedblend.metrics import over_clients, standard
+from fedblend.stats.gains import Evidence
 
 NOTHING: Any = lambda *of: None  # noqa: E731
 METRICS = standard("classes", NOTHING, NOTHING)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.gains import Evidence
 from fedblend.report.figures import FORMATS, curves_figure, new_figure, plot_rows
 from fedblend.report.gain_bars import draw_gains
 from fedblend.report.looks import LOOKS
 from fedblend.report.measures import compared
+from fedblend.stats.gains import Evidence
 
 PNG = b"\x89PNG"
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedblend.gains import Evidence, harms
 from fedblend.metrics import standard
 from fedblend.report.figures import plot_harm
 from fedblend.report.measures import Clients, compared, harm_rows, sentence
 from fedblend.report.terminal import show
+from fedblend.stats.gains import Evidence, harms
 
 NOTHING: Any = lambda *of: None  # noqa: E731
 METRICS = standard("classes", NOTHING, NOTHING)

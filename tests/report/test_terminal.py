@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedblend.gains import GainSummary
 from fedblend.report.terminal import human_bits, plot, show
+from fedblend.stats.gains import GainSummary
 
 NOBODY = GainSummary(0, 0, 0, 0, 1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 

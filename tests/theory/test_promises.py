@@ -17,9 +17,9 @@ from flix_by_hand import Case, Logistic, known_of, mixed, newton
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.experiments.plan.candidates import configured
-from fedblend.experiments.plan.offers import offers
-from fedblend.experiments.plan.problem import problem
+from fedblend.runs.plan.candidates import configured
+from fedblend.runs.plan.offers import offers
+from fedblend.runs.plan.problem import problem
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import predicted
 from fedblend.theory.bounds import measured

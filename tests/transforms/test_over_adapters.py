@@ -14,7 +14,7 @@ import fedblend as fb
 from fedblend import compress, trees
 from fedblend.config.config import check
 from fedblend.deploy.secure.fixed_point import FixedPoint
-from fedblend.experiments.run import run_config
+from fedblend.runs.run import run_config
 from fedblend.theory import privacy
 from tiny_config import TINY
 

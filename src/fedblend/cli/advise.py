@@ -26,9 +26,9 @@ def advise(
     fedblend advise mixed.toml --rounds 50
     """
     config = screen.load(file, sets)
-    from fedblend.experiments.advise import FACTORS
-    from fedblend.experiments.advise import advise as advised
     from fedblend.report.terminal import human_bits
+    from fedblend.runs.advise import FACTORS
+    from fedblend.runs.advise import advise as advised
 
     with screen.errors_of(file):
         found = advised(config, rounds)

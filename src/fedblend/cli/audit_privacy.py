@@ -13,7 +13,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.audit_privacy.audit import Audit
+    from fedblend.runs.audit_privacy.audit import Audit
 
 VIOLATED = 1
 LEAST_TRIALS = 8
@@ -70,7 +70,7 @@ def audit_privacy(
             on_step=on_step,
         )
     if format is Format.json:
-        from fedblend.experiments.run_folder import as_json
+        from fedblend.runs.run_folder import as_json
 
         typer.echo(as_json({**found._asdict(), "verdict": _verdict(found)}))
     else:
@@ -82,7 +82,7 @@ def audit_privacy(
 def _audit_of(policy: Path | None) -> "Callable[..., Audit]":
     """The audit of a configuration, or of a node with this policy."""
     if policy is None:
-        from fedblend.experiments.audit_privacy.audit import audit
+        from fedblend.runs.audit_privacy.audit import audit
 
         return audit
     from fedblend.deploy.client.audit_noise import audit_node

@@ -13,7 +13,7 @@ from fedblend.cli.run import lasting_interrupt
 from fedblend.cli.screen import option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.auto import AutoResult
+    from fedblend.runs.auto import AutoResult
 
 
 def auto(
@@ -52,8 +52,8 @@ def auto(
     fedblend auto hospitals.csv --client hospital --target outcome
     """
     screen.compile_cache()
-    from fedblend.experiments.auto import auto as compared
-    from fedblend.experiments.auto.comparison import Screen
+    from fedblend.runs.auto import auto as compared
+    from fedblend.runs.auto.comparison import Screen
 
     place = out or Path("runs") / (table.stem or "auto")
     with (

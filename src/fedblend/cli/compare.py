@@ -16,8 +16,8 @@ from fedblend.cli.run import lasting_interrupt
 from fedblend.cli.screen import Settings, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.comparison import Comparison
-    from fedblend.experiments.run import Step
+    from fedblend.runs.comparison import Comparison
+    from fedblend.runs.run import Step
 
 
 class TableFormat(StrEnum):
@@ -80,7 +80,7 @@ def compare(
     fedblend compare *.toml --seeds 5 --target accuracy=0.9 --figures
     """
     screen.compile_cache()
-    from fedblend.experiments.compare import compare as run_all
+    from fedblend.runs.compare import compare as run_all
 
     with (
         screen.interruptible("interrupted; the same command with --resume continues"),

@@ -155,7 +155,7 @@ def describe(
         typer.echo(data_of_nodes(dataset, clients))
         return
     from fedblend.data.description import describe
-    from fedblend.experiments.run_folder import as_json
+    from fedblend.runs.run_folder import as_json
 
     found = describe(file, client=client, target=target)
     if format is Format.json:

@@ -19,7 +19,7 @@ def demo(
     fedblend demo --out runs/demo
     """
     screen.compile_cache()
-    from fedblend.experiments.demo import demo as show_demo
+    from fedblend.runs.demo import demo as show_demo
 
     with screen.interruptible():
         show_demo(out, screen.console())

@@ -49,8 +49,8 @@ def export(
     fedblend export runs/first --all --to torch --out models
     """
     from fedblend.errors import RunError
-    from fedblend.experiments.export.export import export_models
-    from fedblend.experiments.saved_run import load
+    from fedblend.runs.export.export import export_models
+    from fedblend.runs.saved_run import load
 
     if not (client or everybody or shared):
         raise RunError("export: say whose model: --client ID, --all or --shared")

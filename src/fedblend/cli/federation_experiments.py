@@ -62,7 +62,7 @@ def run(
     from fedblend.cli.run import results_folder, show_summary
     from fedblend.config.config import load
     from fedblend.deploy.ops import submit
-    from fedblend.experiments import run_folder
+    from fedblend.runs import run_folder
 
     config, settings = load(file), settings or _server_file(file)
     known = server_settings(settings)
@@ -199,7 +199,7 @@ def predict(
     require_extra()
     from fedblend.deploy.client.predict import predict_rows
     from fedblend.deploy.ops.settings import client_at
-    from fedblend.experiments.run_folder import csv_text
+    from fedblend.runs.run_folder import csv_text
 
     found = predict_rows(client_at(settings, client), data, experiment)
     text = csv_text(["prediction"], ([value] for value in found.values))

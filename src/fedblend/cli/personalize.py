@@ -11,7 +11,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import Format, OutputFormat, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.personalize import ClientGain
+    from fedblend.runs.personalize import ClientGain
 
 
 def personalize(
@@ -62,7 +62,7 @@ def personalize(
     """
     screen.compile_cache()
     from fedblend.errors import RunError
-    from fedblend.experiments.personalize import personalize_from
+    from fedblend.runs.personalize import personalize_from
 
     if not out.parent.is_dir():
         raise RunError(f"{out}: there is no folder {out.parent}")
@@ -81,7 +81,7 @@ def personalize(
     if format is Format.table:
         _print(gains, paths)
         return
-    from fedblend.experiments.run_folder import as_json
+    from fedblend.runs.run_folder import as_json
 
     lines = [
         {**gain._asdict(), "gained": gain.gained, "model": str(path)}

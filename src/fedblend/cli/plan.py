@@ -12,7 +12,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.plan import PlanResult
+    from fedblend.runs.plan import PlanResult
 
 
 def plan(
@@ -68,7 +68,7 @@ def plan(
     """
     config = screen.load(file, sets)
     from fedblend.errors import SettingError
-    from fedblend.experiments import plan as planning
+    from fedblend.runs import plan as planning
 
     with screen.errors_of(file):
         try:
@@ -90,7 +90,7 @@ def plan(
         screen.warn(warning)
     again = screen.run_again(file, sets)
     if format is Format.json:
-        from fedblend.experiments.run_folder import as_json
+        from fedblend.runs.run_folder import as_json
 
         rows = [{**row, "command": _command(row, again)} for row in found.rows]
         typer.echo(as_json(found._replace(rows=rows).plain()))

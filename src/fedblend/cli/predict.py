@@ -59,9 +59,9 @@ def predict(
     fedblend predict runs/first/exports/shared.onnx new.csv
     """
     from fedblend.errors import RunError
-    from fedblend.experiments.predict import predict_file
-    from fedblend.experiments.run_folder import csv_text, write_text
-    from fedblend.experiments.saved_run import load
+    from fedblend.runs.predict import predict_file
+    from fedblend.runs.run_folder import csv_text, write_text
+    from fedblend.runs.saved_run import load
 
     if out is not None and not out.parent.is_dir():
         raise RunError(f"--out: there is no folder {out.parent}")

@@ -20,7 +20,7 @@ from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, opti
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
-    from fedblend.experiments.run import Step
+    from fedblend.runs.run import Step
 
 
 def run(
@@ -86,7 +86,7 @@ def run(
         again += [f"--figures={figures}", f"--format={format.value}"]
         raise typer.Exit(several.launch(count, ["run", str(file), *again]))
     with several.joined(out, found=processes is not None) as place:
-        from fedblend.experiments.run import run_config
+        from fedblend.runs.run import run_config
 
         if place != out:
             run_config(config, place, resume=resume, figures=())
@@ -106,7 +106,7 @@ def _run(
     format: Format,
 ) -> None:
     """Run a configuration, and show how it goes and what comes out."""
-    from fedblend.experiments.run import run_config
+    from fedblend.runs.run import run_config
 
     _show_chosen(file, settings, out)
     same = f"--out {shlex.quote(str(out))} --resume"
@@ -149,7 +149,7 @@ def tracked(
         yield lambda: None
         return
     from fedblend.config.config import dump
-    from fedblend.experiments.trackers import FolderTrackers
+    from fedblend.runs.trackers import FolderTrackers
 
     words = [word.strip() for name in names for word in name.split(",")]
     both = config.model_dump(exclude_none=True), dump(config)
@@ -192,8 +192,8 @@ def show_summary(
     out: Path, summary: dict[str, Any], format: Format = Format.table
 ) -> None:
     """Print the results of a finished run."""
-    from fedblend.experiments.run_folder import Folder, as_json, read_rows
     from fedblend.report.terminal import show
+    from fedblend.runs.run_folder import Folder, as_json, read_rows
 
     if format is Format.json:
         typer.echo(as_json(summary))

@@ -37,8 +37,8 @@ def show(
     fedblend show runs/first --format csv > records.csv
     """
     from fedblend.errors import RunError
-    from fedblend.experiments.run_folder import Folder, read_rows, read_summary
     from fedblend.report.terminal import show as show_rows
+    from fedblend.runs.run_folder import Folder, read_rows, read_summary
 
     run = Folder(folder)
     if not run.config.is_file():
@@ -67,8 +67,8 @@ def _print(
 ) -> None:
     """Print a run for other programs."""
     from fedblend.errors import RunError
-    from fedblend.experiments.run_folder import as_json, csv_text
     from fedblend.report.records import tidy
+    from fedblend.runs.run_folder import as_json, csv_text
 
     if format is Format.json:
         typer.echo(as_json(summary))

@@ -21,7 +21,7 @@ from fedblend.cli.run import lasting_interrupt
 from fedblend.cli.screen import ConfigFile, Settings, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.run import Step
+    from fedblend.runs.run import Step
 
 
 def sweep(
@@ -56,7 +56,7 @@ def sweep(
     fedblend sweep apfl.toml --over algorithm.rate=0.01,0.1,1 --over run.cohort=5,10
     """
     screen.compile_cache()
-    from fedblend.experiments.sweep import sweep as run_all
+    from fedblend.runs.sweep import sweep as run_all
 
     with (
         screen.interruptible("interrupted; the same command with --resume continues"),

@@ -33,7 +33,7 @@ def track(
     """
     from fedblend.cli.run import tracked
     from fedblend.errors import RunError
-    from fedblend.experiments.run_folder import Folder, read_config
+    from fedblend.runs.run_folder import Folder, read_config
 
     place = Folder(folder)
     config = read_config(place, imports=imports)

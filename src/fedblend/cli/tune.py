@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedblend.config.config import Config
-    from fedblend.simulation.choose import Choice
-    from fedblend.simulation.tune_alpha import Tuned
+    from fedblend.selection.choose import Choice
+    from fedblend.selection.tune_alpha import Tuned
 
 
 def tune(
@@ -70,7 +70,7 @@ def tune(
     if guard:
         _guarded(config, file, grid, by, folds, out)
         return
-    from fedblend.experiments.tune import check_out, tune_config, write
+    from fedblend.runs.tune import check_out, tune_config, write
 
     if out is not None:
         check_out(out)
@@ -97,7 +97,7 @@ def _guarded(
     folds: int,
     out: Path | None,
 ) -> None:
-    from fedblend.experiments.guard import check_place, folder_of, guard_config, write
+    from fedblend.runs.choose import check_place, folder_of, guard_config, write
 
     if out is not None:
         check_place(out)
@@ -160,7 +160,7 @@ def _print(found: "Tuned") -> None:
 def _print_choice(found: "Choice") -> None:
     import numpy as np
 
-    from fedblend.simulation.choose import RANGE, REASONS
+    from fedblend.selection.choose import RANGE, REASONS
 
     table = screen.table("arm", "folds", "test", "clients", right=0)
     validated, test = found.cross_validation, found.test

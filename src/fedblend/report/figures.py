@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.gains import Evidence
 from fedblend.metrics.registry import entry
 from fedblend.report import measures
 from fedblend.report.gain_bars import draw_gains, draw_gains_by_rows
@@ -32,6 +31,7 @@ from fedblend.report.looks import (
 )
 from fedblend.report.measures import Clients, Comparison, Curve, Row
 from fedblend.simulation.result import Results
+from fedblend.stats.gains import Evidence
 
 MARKED = 8
 """Markers on a line, about."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.gains import Gain, gain_summary
 from fedblend.report import measures
 from fedblend.report.looks import COLORS, HARM, UNSURE, Alone, label
 from fedblend.report.measures import Clients, Comparison
+from fedblend.stats.gains import Gain, gain_summary
 
 MOST_NAMES, LONGEST_NAME = 30, 18
 """Clients whose names fit under bars, and characters of a name."""

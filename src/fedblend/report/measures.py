@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import Evidence, Gain, GainSummary, gain_summary
 from fedblend.simulation.result import Results
+from fedblend.stats.gains import Evidence, Gain, GainSummary, gain_summary
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
@@ -309,7 +309,7 @@ def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
 def in_short(found: GainSummary, other: str) -> str:
     """How many clients are harmed, for the title of a figure.
 
-    >>> from fedblend.gains import GainSummary
+    >>> from fedblend.stats.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> in_short(two, "local")
     '2 of 4 clients do worse than alone'
@@ -322,7 +322,7 @@ def in_short(found: GainSummary, other: str) -> str:
 def in_words(found: GainSummary, other: str, kind: str = "") -> str:
     """How many clients are harmed and by how much, how many gain, how sure that is.
 
-    >>> from fedblend.gains import GainSummary
+    >>> from fedblend.stats.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> for part in in_words(two, "local").split("; "):
     ...     print(part)

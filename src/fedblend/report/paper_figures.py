@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedblend.gains import Gain
 from fedblend.report import measures
 from fedblend.report.figures import new_figure
 from fedblend.report.measures import Curve, Row
+from fedblend.stats.gains import Gain
 
 ONE, TWO = 3.3, 6.8
 """The widths of a column and of two, in inches."""
@@ -65,7 +65,7 @@ def looks() -> Iterator[tuple[str, str, Any]]:
 
 
 class Tested(Protocol):
-    """A difference between two methods, as ``experiments.differences`` finds it."""
+    """A difference between two methods, as ``runs.paired`` finds it."""
 
     @property
     def name(self) -> str:

@@ -23,9 +23,9 @@ from fedblend import keys, trees
 from fedblend.batches import everything
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, shared_model
 from fedblend.data.federated import Shards
-from fedblend.gains import Measured
 from fedblend.metrics import Metric, RowByRow, evaluate
 from fedblend.simulation.rounds import Members, Settings, shard_of
+from fedblend.stats.gains import Measured
 
 MEASURE_BYTES = 2**28
 """Memory that the rows of clients measured side by side may take."""

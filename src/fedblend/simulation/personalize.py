@@ -29,11 +29,11 @@ from fedblend import keys, trees
 from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
-from fedblend.gains import Evidence, Measured, harms
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import large_constants
 from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
+from fedblend.stats.gains import Evidence, Measured, harms
 
 AT_ONCE = 20
 """Clients that are trained side by side; bounds the memory it takes."""

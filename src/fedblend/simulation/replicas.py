@@ -15,12 +15,12 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree, Shard
-from fedblend.gains import Measured
 from fedblend.simulation.cohort_loader import Clients, Places
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.result import Measures, Models, Record, spreads
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.run import Run
+from fedblend.stats.gains import Measured
 
 
 class RunOfReplicas(Run):

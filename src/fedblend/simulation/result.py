@@ -15,8 +15,8 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
-from fedblend.gains import Evidence, Measured, harms
 from fedblend.metrics import Metric, Spread, over_clients
+from fedblend.stats.gains import Evidence, Measured, harms
 
 Entry = TypeVar("Entry")
 

@@ -13,7 +13,6 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
-from fedblend.gains import Evidence, Measured
 from fedblend.simulation import devices
 from fedblend.simulation.cohort_loader import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
@@ -32,6 +31,7 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.sampling import Cohorts
+from fedblend.stats.gains import Evidence, Measured
 
 
 class Run(Results):

@@ -26,7 +26,7 @@ from fedblend.deploy.ops import (
 from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.registration import Member
 from fedblend.errors import RunError
-from fedblend.experiments.run_folder import Folder
+from fedblend.runs.run_folder import Folder
 
 ROWS = {"alice": {"inputs": np.zeros((2, 3)), "targets": np.zeros(2)}}
 # Like Flower's link: a child with a session of its own, and neither obeys at once.

@@ -26,7 +26,7 @@ from fedblend.config.privacy import report
 from fedblend.deploy import message as messages
 from fedblend.deploy.server.run import run_server
 from fedblend.errors import RunError
-from fedblend.experiments import run_folder
+from fedblend.runs import run_folder
 from fedblend.simulation.io.serialize import unpack
 from fedblend.theory.privacy import spent
 from loopback import LoopbackFederation, LoopbackTransport

@@ -140,7 +140,7 @@ def test_a_full_disk_is_named_and_a_whole_folder_goes_on(place, monkeypatch, cap
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedblend.experiments.run_folder.write_metrics", full)
+        patch.setattr("fedblend.runs.run_folder.write_metrics", full)
         assert resume(place) == 2
     assert "No space left on device: 'metrics.jsonl'" in capsys.readouterr().err
     assert (place / "run" / STOPPED).exists()

@@ -28,8 +28,8 @@ from fedblend.deploy import message as messages
 from fedblend.deploy.client import state as states
 from fedblend.deploy.server.run import ENROLL_AGAIN, run_server
 from fedblend.errors import RunError
-from fedblend.experiments import results
-from fedblend.experiments.run import run_config
+from fedblend.runs import results
+from fedblend.runs.run import run_config
 from fedblend.simulation.io.serialize import as_tree, unpack
 from fedblend.trees import precision
 from loopback import LoopbackTransport

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend import gains
 from fedblend.metrics import Metric
+from fedblend.stats import gains
 
 
 class Harm(NamedTuple):

@@ -22,15 +22,15 @@ from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.client.policy import Policy, Protect
 from fedblend.deploy.client.preparation import protected
 from fedblend.errors import ConfigError
-from fedblend.experiments.audit_privacy.attack import Games
-from fedblend.experiments.audit_privacy.audit import TRIALS, Audit, judge
-from fedblend.experiments.audit_privacy.canaries import (
+from fedblend.runs.audit_privacy.attack import Games
+from fedblend.runs.audit_privacy.audit import TRIALS, Audit, judge
+from fedblend.runs.audit_privacy.canaries import (
     COINS,
     Directions,
     directions,
     with_canaries,
 )
-from fedblend.experiments.audit_privacy.games import OnStep
+from fedblend.runs.audit_privacy.games import OnStep
 from fedblend.simulation.simulate import set_up
 from fedblend.theory.gaussian import gaussian_epsilon
 from fedblend.trees import precision

@@ -28,8 +28,8 @@ from fedblend.deploy.ops.flwr_processes import interrupted_by_sigterm
 from fedblend.deploy.ops.local_cluster import LocalCluster, local_cluster
 from fedblend.deploy.ops.templating import template
 from fedblend.errors import RunError
-from fedblend.experiments.demo import CLASSES, CLIENTS
-from fedblend.experiments.run_folder import Folder
+from fedblend.runs.demo import CLASSES, CLIENTS
+from fedblend.runs.run_folder import Folder
 
 NODES = ("alice", "bob", "carol", "dave")
 MODELS = {"shared": "shared", "alone": "local", "personal": "personal"}

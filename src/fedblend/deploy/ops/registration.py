@@ -17,7 +17,7 @@ from fedblend.deploy.ops.settings import NodeEntry, ServerSettings
 from fedblend.deploy.server.experiment import Nodes
 from fedblend.deploy.server.membership import Registered
 from fedblend.errors import RunError
-from fedblend.experiments import run_folder
+from fedblend.runs import run_folder
 
 if TYPE_CHECKING:
     from fedblend.deploy.control_client import ControlClient

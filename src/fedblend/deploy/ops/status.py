@@ -12,9 +12,9 @@ from fedblend.deploy.ops.settings import client_at
 from fedblend.deploy.server.experiment import read_progress
 from fedblend.deploy.server.run import reason_of_stop
 from fedblend.errors import RunError
-from fedblend.experiments import run_folder
-from fedblend.experiments.run_folder import Folder
 from fedblend.report.measures import shown_metrics, shown_splits
+from fedblend.runs import run_folder
+from fedblend.runs.run_folder import Folder
 
 AUDIT = "audit.jsonl"
 COUNTS = ("received", "dropped", "rejected")

@@ -23,7 +23,7 @@ from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
 from fedblend.deploy.server.experiment import read_progress, write_nodes
 from fedblend.deploy.server.run import ENROLL_AGAIN, STOP_TEXT, STOPPED, reason_of_stop
 from fedblend.errors import RunError
-from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text
+from fedblend.runs.run_folder import Folder, as_json, read_json, write_text
 
 RUN = "flower.json"
 """Has the id of Flower's newest run of an experiment."""

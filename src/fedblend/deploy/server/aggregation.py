@@ -17,13 +17,13 @@ from fedblend.core import Algorithm, Key, PyTree, Up, has_ragged, ragged_bits
 from fedblend.deploy.message import Message
 from fedblend.deploy.server.settings import RoundRules
 from fedblend.deploy.transport import Rejected, Replies
-from fedblend.gains import Measured
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.aggregators import DROPPED, RECEIVED, REJECTED, RunningSum
 from fedblend.simulation.communication import CommunicationLog, Totals
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.rounds import Settings, Shapes
+from fedblend.stats.gains import Measured
 
 MODELS = ("personal", "shared", "local")
 """The models that clients measure."""

@@ -36,7 +36,6 @@ from fedblend.deploy.server.settings import (
     rowless_engine,
 )
 from fedblend.deploy.transport import Peers, Replies
-from fedblend.gains import Evidence, Measured
 from fedblend.simulation.communication import CommunicationLog, sizes_of
 from fedblend.simulation.result import (
     Bits,
@@ -48,6 +47,7 @@ from fedblend.simulation.result import (
 )
 from fedblend.simulation.rounds import shard_of
 from fedblend.simulation.sampling import cohorts, secret_cohorts
+from fedblend.stats.gains import Evidence, Measured
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""

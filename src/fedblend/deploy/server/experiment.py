@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fedblend.deploy.server.checkpoint import DAMAGE
 from fedblend.deploy.server.membership import Registered
 from fedblend.errors import RunError
-from fedblend.experiments import run_folder
+from fedblend.runs import run_folder
 from fedblend.simulation.io.serialize import write_atomically
 
 PROGRESS = "progress.json"

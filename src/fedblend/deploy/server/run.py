@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's side of an experiment: from a folder and a transport to results.
 
-The folder is that of a run, see ``experiments.run_folder``, with the server's
+The folder is that of a run, see ``runs.run_folder``, with the server's
 checkpoint, its audit and the name of the experiment in it: all that a server which was
 killed needs to go on.
 """
@@ -32,8 +32,8 @@ from fedblend.deploy.server.settings import (
 )
 from fedblend.deploy.transport import Transport
 from fedblend.errors import ConfigError, RunError
-from fedblend.experiments import results, run_folder
-from fedblend.experiments.run_folder import Folder
+from fedblend.runs import results, run_folder
+from fedblend.runs.run_folder import Folder
 from fedblend.trees import precision
 
 STOPPED = "stopped.txt"

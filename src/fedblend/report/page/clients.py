@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.errors import RunError, hint
-from fedblend.experiments.run_folder import Folder
 from fedblend.report.page.columns import column, numeric, read_table
+from fedblend.runs.run_folder import Folder
 
 STATUS = ("harmed", "unsure", "gains", "unknown", "not finite")
 """What a client's interval says of its gain; a page holds the place in this list."""

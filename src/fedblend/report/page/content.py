@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedblend.errors import RunError
-from fedblend.experiments.differences import ALONE, compared, contenders
 from fedblend.report import measures
 from fedblend.report.page import verdict as words
 from fedblend.report.page.clients import STATUS, as_plain, one_client, taken
@@ -31,6 +30,7 @@ from fedblend.report.page.run_results import (
     run_results,
     training_alone,
 )
+from fedblend.runs.paired import ALONE, compared, contenders
 
 MOST_CELLS = 900_000
 """Cells of all tables of clients on a page; further columns are left out."""

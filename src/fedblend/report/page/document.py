@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.errors import RunError
-from fedblend.experiments.run_folder import write_text
 from fedblend.report.page.content import client_content, page_content
+from fedblend.runs.run_folder import write_text
 
 SCRIPTS = (
     "format.js",

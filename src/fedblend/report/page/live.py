@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedblend.errors import RunError
-from fedblend.experiments.run_folder import Folder
 from fedblend.report.page.content import page_content
 from fedblend.report.page.document import document
+from fedblend.runs.run_folder import Folder
 
 HOST = "127.0.0.1"
 WAITING = 3.0

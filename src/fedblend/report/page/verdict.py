@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.experiments.differences import ALONE
-from fedblend.gains import GainSummary
 from fedblend.report import measures
 from fedblend.report.page.clients import STATUS, Clients
 from fedblend.report.page.curves import higher_is_better
+from fedblend.runs.paired import ALONE
+from fedblend.stats.gains import GainSummary
 
 SHARES = ("accuracy", "recall", "balanced_accuracy")
 """Metrics that are a share of rows, said in percent."""
@@ -193,7 +193,7 @@ def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
 def _who_gains(gain: GainSummary) -> str:
     """Whose interval lies on which side.
 
-    >>> from fedblend.gains import GainSummary
+    >>> from fedblend.stats.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> _who_gains(two._replace(clients=3))
     'Of 3 clients, 1 is clearly better off and 2 are clearly worse off.'

@@ -1,6 +1,0 @@
-# Copyright The fedblend authors
-# SPDX-License-Identifier: Apache-2.0
-"""From a table to what to deploy, without a configuration: ``fedblend auto``."""
-
-from fedblend.experiments.auto.result import AutoResult as AutoResult
-from fedblend.experiments.auto.result import auto as auto

@@ -1,0 +1,295 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison behind ``fedblend auto``: look, tune, decide, run, write.
+
+The folder is whole after every step: ``auto.json`` has all that is known so far,
+``runs/METHOD`` are ordinary folders of runs, of training alone, of FedAvg and of what
+is to be deployed. The same request in the same folder continues where it was
+interrupted.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from fedblend.config.build import Built, build
+from fedblend.config.config import Config, dump
+from fedblend.data.dataset import Task
+from fedblend.errors import RunError
+from fedblend.runs import run_folder
+from fedblend.runs.auto import candidates, description, table, verdict
+from fedblend.runs.auto.candidates import ALONE, BY_NAME, Request
+from fedblend.runs.auto.constant import constant_losses
+from fedblend.runs.auto.decision import (
+    JUDGED,
+    Scores,
+    decide,
+    interval,
+    mean,
+    untrained,
+)
+from fedblend.runs.auto.tuning import Split, measures, tune
+from fedblend.runs.run import run_built
+from fedblend.metrics.registry import STANDARD
+from fedblend.trees import precision
+
+CRITERIA = {
+    "binary": ("log_loss", "log loss"),
+    "classes": ("log_loss", "log loss"),
+    "regression": ("mse", "squared error"),
+}
+"""The metric that decides, by the kind of target, and its name; less is better."""
+REPORT = "report.html"
+ALWAYS = (ALONE, "fedavg")
+"""Methods that are not left out, however short the time; their runs are kept."""
+SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
+"""Splits of a table, and of one so large that all splits have so many rows."""
+TUNING_SPLITS = 5
+"""Splits whose validation rows choose settings."""
+TUNING = 0.5
+"""The part of the time in which settings are chosen."""
+MADE = " columns make "
+MOST_ENTRIES = 1000
+"""Coefficients of a model: Newton's method solves systems of so many equations."""
+
+
+class Screen(NamedTuple):
+    """How a comparison speaks, and how it learns that it is to stop."""
+
+    say: Callable[[str], None] = lambda line: None
+    stop: Callable[[], None] = lambda: None
+    """Raises if the user asked to stop."""
+
+
+class Comparison:
+    """A comparison in progress; ``state`` is the content of ``auto.json``."""
+
+    def __init__(self, request: Request, out: Path, minutes: float, screen: Screen):
+        self.request, self.out, self.screen = request, out, screen
+        self.seconds, self._begun = 60 * minutes, time.perf_counter()
+        self.state = table.open_state(request, out)
+
+    def complete(self) -> dict[str, Any]:
+        """Do what is not done yet; returns the state."""
+        state = self.state
+        more = state["left_out"] and self.seconds > state.get("seconds", 0.0)
+        if "seconds" in state and not more:
+            self._say(*description.lines(state["seen"]))
+            if state["findings"] and not (self.out / REPORT).exists():
+                table.write_report(self.out, self.out / REPORT)
+            return state
+        with precision("float32"):
+            seeds = self.judge()
+            self._run(seeds)
+        self._write()
+        return self.state
+
+    def judge(self) -> list[int]:
+        """Look, tune and decide; the seeds of the splits."""
+        self._look(self._build("fedavg", [0], candidates.VALIDATION))
+        splits = np.clip(ROWS // self.state["seen"]["rows"], LEAST_SPLITS, SPLITS)
+        seeds = list(range(int(splits)))
+        chosen = self._build("fedavg", seeds, candidates.VALIDATION)
+        tested = self._build("fedavg", seeds, 0.0)
+        # Matrices are small: threads would wait for each other.
+        with threadpool_limits(1):
+            scores = self._compare(chosen, tested)
+        self._decide(scores, chosen, tested)
+        return seeds
+
+    def folder(self, method: str) -> Path:
+        """The folder of a method's run."""
+        return self.out / "runs" / method
+
+    @property
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def _say(self, *lines: str) -> None:
+        for line in lines:
+            self.screen.say(line)
+
+    def _save(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        text = run_folder.as_json(self.state)
+        run_folder.write_text(self.out / "auto.json", text)
+
+    def _config(self, name: str, seeds: list[int], **options: Any) -> Config:
+        known = self.state["methods"].get(name, {})
+        setting = known.get("setting", BY_NAME[name].first)
+        return candidates.configuration(
+            self.request, name, setting, seeds=seeds, **options
+        )
+
+    def _build(self, name: str, seeds: list[int], validation: float) -> Built:
+        return build(self._config(name, seeds, validation=validation))
+
+    def _look(self, built: Built) -> None:
+        """Say what the table is like, and by which criterion methods are compared."""
+        data, kind, state = built.federated_data, built.task.kind, self.state
+        if kind not in CRITERIA:
+            raise RunError(f"{self.request.target}: {kind} targets are not compared")
+        description.check(data, kind, self.request.client, self.request.target)
+        entries = built.task.outputs * (1 + int(np.prod(built.task.shape)))
+        if entries > MOST_ENTRIES:
+            raise RunError(
+                f"{self.request.table}: makes {built.task.shape[0]} inputs and a model "
+                f"of {entries} coefficients; auto takes at most {MOST_ENTRIES}. "
+                "--drop leaves columns out; fedblend compare has methods for larger "
+                "models"
+            )
+        state["metric"], state["criterion"] = CRITERIA[kind]
+        state["kind"] = kind
+        state["seen"] = description.describe(built)
+        # What becomes of the columns is said below, column by column.
+        state["warnings"] = [line for line in built.warnings if MADE not in line]
+        self._say(*(f"warning: {line}" for line in state["warnings"]))
+        self._say(*description.lines(state["seen"]))
+        self._save()
+
+    def _compare(self, chosen: Built, tested: Built) -> dict[str, Scores]:
+        """Tune every method, and score it; settings that are known stay."""
+        state, task = self.state, chosen.task
+        to_choose = [Split.of(one, "validation", task) for one in chosen.federations]
+        to_test = [Split.of(one, "test", task) for one in tested.federations]
+        state["left_out"], found = [], {}
+        self._say(
+            f"Comparing {len(candidates.CANDIDATES)} methods by {state['criterion']}, "
+            f"the mean over clients and {len(to_test)} splits; settings are chosen on "
+            "validation rows."
+        )
+        share = TUNING * self.seconds / len(candidates.CANDIDATES)
+        for place, candidate in enumerate(candidates.CANDIDATES, start=1):
+            name, begun = candidate.name, self._elapsed
+            if name not in ALWAYS and begun > TUNING * self.seconds:
+                state["left_out"].append(candidate.title)
+                continue
+            known = state["methods"].setdefault(name, {"title": candidate.title})
+            if "setting" not in known:
+                known["setting"], known["tuned"] = self._tune(
+                    task, candidate, to_choose, place * share
+                )
+            if not known["tuned"]:
+                state["left_out"].append(f"more settings of {candidate.title}")
+            validated = measures(task, name, to_choose, known["setting"])
+            measured = measures(task, name, to_test, known["setting"])
+            metric = state["metric"]
+            found[name] = Scores(validated[metric], measured[metric])
+            known["validation"] = mean(found[name].validation)
+            known["metrics"] = {key: _over(of) for key, of in measured.items()}
+            known["test"] = mean(found[name].test)
+            known["seconds"] = round(self._elapsed - begun, 2)
+            self._save()
+            score = f"test {state['criterion']} {known['test']:.4g}"
+            self._say(f"{self._elapsed:5.1f} s  {candidate.title}: {score}")
+        return found
+
+    def _tune(self, task: Task, candidate: Any, splits: list[Split], until: float):
+        def going() -> bool:
+            self.screen.stop()
+            return self._elapsed < until
+
+        methods = self.state["methods"].items()
+        known = {name: of["setting"] for name, of in methods if "setting" in of}
+        return tune(task, candidate, splits[:TUNING_SPLITS], known, going)
+
+    def _decide(self, scores: dict[str, Scores], chosen: Built, tested: Built) -> None:
+        """Decide by the rule of ``decision``, in the words of ``verdict``."""
+        state, methods, data = self.state, self.state["methods"], tested.federated_data
+        constants = [
+            Scores(validated, measured)
+            for validated, measured in zip(
+                _constants(chosen, "validation"),
+                _constants(tested, "test"),
+                strict=True,
+            )
+        ]
+        failed = untrained(scores, constants)
+        for name, why in failed.items():
+            methods[name]["not_trained"] = why
+        trained = {name: of for name, of in scores.items() if name not in failed}
+        state["deploy"] = state["findings"] = None
+        if ALONE not in trained or len(trained) < 2:
+            state["verdict"] = verdict.without_baseline(failed)
+            return
+        counts = np.min(
+            [one.splits["test"].counts for one in tested.federations], axis=0
+        )
+        names = [data.name(client) for client in range(data.clients)]
+        found = decide(trained, constants, names, counts >= JUDGED)
+        for name in trained.keys() - {ALONE}:
+            gaps = trained[ALONE].test - trained[name].test
+            ends = dict(zip(("mean_gain", "low", "high"), interval(gaps), strict=True))
+            by_client = gaps.mean(axis=0)
+            better, worse = int((by_client > 0).sum()), int((by_client < 0).sum())
+            methods[name]["gain_over_alone"] = {
+                **ends,
+                "better": better,
+                "worse": worse,
+            }
+        shown = {name: methods[name]["test"] for name in trained}
+        state["verdict"] = verdict.sentences(
+            found, shown, state["criterion"], state["left_out"], failed
+        )
+        state["findings"] = found.plain()
+        state["deploy"] = found.choice.method if found.informative else None
+
+    def _run(self, seeds: list[int]) -> None:
+        """The runs that are kept: training alone, FedAvg, and the choice."""
+        found, alone = self.state["findings"], None
+        if found is None:
+            return
+        kept = dict.fromkeys([*ALWAYS, found["choice"]["candidate"]])
+        for name in kept:
+            known = self.state["methods"][name]
+            if "not_trained" in known:
+                continue
+            begun = self._elapsed
+            metric, kind = self.state["metric"], self.state["kind"]
+            metrics = list(dict.fromkeys([metric, *STANDARD[kind]]))
+            config = self._config(name, seeds, kind=kind, metrics=metrics)
+            built = build(config)
+            summary, run = run_built(
+                config,
+                built,
+                self.folder(name),
+                metric,
+                local=alone,
+                on_step=lambda step: self.screen.stop(),
+            )
+            alone = alone or run
+            known["bits_per_client"] = table.bits(summary, built.federated_data.clients)
+            known["seconds"] += round(self._elapsed - begun, 2)
+            self._save()
+
+    def _write(self) -> None:
+        """The configuration to continue with, the table of methods, and the page."""
+        found = self.state["findings"]
+        if found is not None:
+            folder = run_folder.Folder(self.folder(found["choice"]["method"]))
+            config = run_folder.read_config(folder)
+            run_folder.write_text(self.out / "config.toml", dump(config))
+        run_folder.write_table(self.out / "results.csv", table.rows(self.state))
+        self.state["seconds"] = self.seconds
+        self._save()
+        if found is not None:
+            table.write_report(self.out, self.out / REPORT)
+
+
+def _over(values: np.ndarray) -> float | None:
+    """The mean over splits and clients of a metric; None where no client has one."""
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
+
+def _constants(built: Built, split: str) -> np.ndarray:
+    """The losses of both constant predictions, [2, splits, clients]."""
+    task = built.task
+    each = [
+        constant_losses(data, task.kind, task.outputs, split)
+        for data in built.federations
+    ]
+    return np.stack(each, axis=1)

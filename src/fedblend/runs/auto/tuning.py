@@ -1,0 +1,188 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of each method, chosen on validation rows, and the scores it then has.
+
+A setting is moved by factors of ten, then of three, while the mean over clients and
+splits on validation rows falls: one setting after the other, for every method alike.
+The models that are tested have these settings and
+are trained on all rows but the test rows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import rankdata
+
+from fedblend.data.dataset import Task
+from fedblend.data.federated import FederatedData
+from fedblend.runs.auto import linear
+from fedblend.runs.auto.candidates import ALONE, Candidate
+from fedblend.runs.auto.linear import Rows
+
+FACTORS = (10.0, 3.0)
+LEAST, MOST = 1e-6, 1e6
+"""Of a setting."""
+ALPHAS = (0.02, 0.98)
+"""The smallest and the largest alpha."""
+LITTLE = 1e-4
+"""A smaller part of the score is no reason to move."""
+TURNS = 2
+"""How often every setting is moved."""
+
+
+class Split(NamedTuple):
+    """The rows of a split: to train on, and held out."""
+
+    train: Rows
+    held: Rows
+
+    @classmethod
+    def of(cls, data: FederatedData, name: str, task: Task) -> "Split":
+        """The split of federated data, with the held-out rows of this name."""
+        return cls(_scaled(data.train, task), _scaled(data.splits[name], task))
+
+
+def _scaled(shards: Any, task: Task) -> Rows:
+    """Rows with targets in the unit that models are trained in."""
+    rows = Rows.of(shards)
+    if task.kind == "regression":
+        rows.targets = (rows.targets.astype(np.float64) - task.center) / task.scale
+    return rows
+
+
+def models(
+    task: Task, name: str, rows: Rows, setting: Mapping[str, float]
+) -> np.ndarray:
+    """Every client's model by a method, [clients, entries]."""
+    if name == "flix":
+        return linear.flix_models(task.kind, rows, task.outputs, **setting)
+    share = name != ALONE
+    return linear.hierarchical_models(
+        task.kind, rows, task.outputs, **setting, share=share
+    )
+
+
+def by_client(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The mean of a client's rows, NaN without any.
+
+    >>> by_client(np.array([1.0, 3.0, 5.0]), np.array([2, 0, 1]))
+    array([ 2., nan,  5.])
+    """
+    owner = np.repeat(np.arange(len(counts)), counts)
+    total = np.bincount(owner, values, minlength=len(counts))
+    return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
+
+
+def measures(
+    task: Task, name: str, splits: Sequence[Split], setting: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Metrics of every client on its held-out rows, [splits, clients].
+
+    The criterion is the first; NaN where a client has no rows, or too few classes.
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for split in splits:
+        held = split.held
+        scores = held.scores(models(task, name, split.train, setting))
+        for key, each in _metrics(task, scores, held).items():
+            found.setdefault(key, []).append(each)
+    return {key: np.stack(each) for key, each in found.items()}
+
+
+def _metrics(task: Task, scores: np.ndarray, held: Rows) -> dict[str, np.ndarray]:
+    def mean(values: np.ndarray) -> np.ndarray:
+        return by_client(values, held.counts)
+
+    loss = mean(linear.losses(task.kind, scores, held.targets))
+    if task.kind == "regression":
+        gap = np.abs(scores[:, 0] - held.targets.reshape(len(scores)))
+        return {"mse": task.scale**2 * loss, "mae": task.scale * mean(gap)}
+    if scores.shape[1] > 1:
+        right = scores.argmax(axis=1) == held.targets
+        return {"log_loss": loss, "accuracy": mean(right)}
+    right = (scores[:, 0] > 0) == (held.targets > 0)
+    pairs = [(scores[at, 0], held.targets[at] > 0) for at in held.clients]
+    area = np.array([_area(*pair) for pair in pairs])
+    return {"log_loss": loss, "accuracy": mean(right), "auc": area}
+
+
+def _area(scores: np.ndarray, hits: np.ndarray) -> float:
+    """The area under the ROC curve: how often a hit is above another row."""
+    positive, negative = hits.sum(), (~hits).sum()
+    if not positive or not negative:
+        return float("nan")
+    ranks = rankdata(scores)[hits].sum() - positive * (positive + 1) / 2
+    return float(ranks / (positive * negative))
+
+
+def tune(
+    task: Task,
+    candidate: Candidate,
+    splits: Sequence[Split],
+    chosen: Mapping[str, Mapping[str, float]],
+    going: Callable[[], bool],
+) -> tuple[dict[str, float], bool]:
+    """The settings of a method, and whether there was time to choose them.
+
+    Args:
+        task: what is predicted.
+        candidate: the method.
+        splits: with validation rows.
+        chosen: the settings of methods that were tuned before.
+        going: False when no more settings may be tried.
+    """
+    taken = {
+        own: chosen[name][key]
+        for own, (name, key) in candidate.takes.items()
+        if name in chosen
+    }
+    seen: dict[tuple[float, ...], float] = {}
+
+    def score(setting: Mapping[str, float]) -> float:
+        place = tuple(setting.values())
+        if place not in seen:
+            loss, *_ = measures(task, candidate.name, splits, setting).values()
+            mean = float(np.nanmean(loss))
+            seen[place] = mean if np.isfinite(mean) else np.inf
+        return seen[place]
+
+    fixed = candidate.fixed.get(task.kind, {})
+    moving = [key for key in candidate.first if key not in fixed]
+    first = {**candidate.first, **taken, **fixed}
+    ends = [_descend(score, first, moving, going)]
+    if candidate.again:
+        ends.append(_descend(score, {**first, **candidate.again}, moving, going))
+    return min((here for here, _ in ends), key=score), all(done for _, done in ends)
+
+
+def _descend(
+    score: Callable[[Mapping[str, float]], float],
+    here: dict[str, float],
+    moving: Sequence[str],
+    going: Callable[[], bool],
+) -> tuple[dict[str, float], bool]:
+    """Move one setting after the other while the score falls; whether it is done."""
+    best = score(here)
+    for factor in FACTORS:
+        for key in [*moving] * TURNS:
+            for change in (factor, 1 / factor):
+                while (there := {**here, key: _moved(key, here[key], change)}) != here:
+                    if not going():
+                        return here, False
+                    if score(there) >= best - LITTLE * abs(best):
+                        break
+                    here, best = there, score(there)
+    return here, True
+
+
+def _moved(key: str, value: float, factor: float) -> float:
+    """A setting times a factor; of alpha, the odds move by its root.
+
+    >>> _moved("ridge", 0.01, 10.0), _moved("alpha", 0.5, 9.0)
+    (0.1, 0.75)
+    """
+    if key == "alpha":
+        odds = value / (1 - value) * np.sqrt(factor)
+        return float(f"{np.clip(odds / (1 + odds), *ALPHAS):.3g}")
+    return float(f"{np.clip(value * factor, LEAST, MOST):.3g}")

@@ -1,0 +1,124 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writing the models of a run as files, each with a model card beside it."""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedblend.errors import UserError
+from fedblend.runs.export.onnx_model import onnx_file
+from fedblend.runs.export.peft_model import ADAPTER, as_peft
+from fedblend.runs.export.portable import Portable, as_npz, as_safetensors
+from fedblend.runs.export.torch_names import state_dict
+from fedblend.runs.model_card import model_card
+from fedblend.runs.run_folder import write_text
+from fedblend.runs.saved_run import SavedRun
+from fedblend.simulation.io.serialize import pack_named, write_atomically
+
+
+def _onnx(portable: Portable) -> bytes:
+    return onnx_file(
+        portable.params,
+        portable.apply,
+        portable.task,
+        preprocessing=portable.preprocessing,
+        numbers=portable.takes_numbers,
+        probable=portable.probable,
+        about=portable.metadata(),
+    )
+
+
+def _torch(portable: Portable) -> bytes:
+    facts, task = {**portable.facts, "format": "pt"}, portable.task
+    if (task.center, task.scale) != (0, 1):
+        facts |= {"center": str(task.center), "scale": str(task.scale)}
+    return pack_named(state_dict(portable.params), facts)
+
+
+class Target(NamedTuple):
+    """A format: how a file ends, and how it is made."""
+
+    suffix: str
+    make: Callable[[Portable], bytes | dict[str, bytes]]
+    """The file; or several by name, which a folder has."""
+
+
+FORMATS = {
+    "safetensors": Target(".safetensors", as_safetensors),
+    "npz": Target(".npz", as_npz),
+    "onnx": Target(".onnx", _onnx),
+    "torch": Target(".torch.safetensors", _torch),
+    "peft": Target(".peft", as_peft),
+}
+"""The formats of exported models, by name."""
+
+
+def export_models(
+    run: SavedRun,
+    out: Path,
+    *,
+    to: str = "safetensors",
+    clients: Sequence[int | str] = (),
+    shared: bool = False,
+    seed: int | None = None,
+) -> list[Path]:
+    """Write models of a run, each with its card; earlier exports are replaced.
+
+    Args:
+        run: a finished run.
+        out: the folder of the files.
+        to: "safetensors", "npz", "onnx", "torch" or, for adapters, "peft".
+        clients: whose models, by id or name.
+        shared: whether the shared model is written, too.
+        seed: which seed of the run; the first if None.
+
+    Returns:
+        The files of the models, folders for "peft"; each has its card beside it, which
+        ends in ``.md``.
+    """
+    if to not in FORMATS:
+        raise UserError("to", to, f"one of {', '.join(FORMATS)}")
+    chosen: list[int | None] = [None] if shared else []
+    chosen += dict.fromkeys(run.client_id(client) for client in clients)
+    words = file_words(run.names)
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for client in chosen:
+        portable = run.model(client, seed)
+        data = FORMATS[to].make(portable)
+        stem = "shared" if client is None else words[client]
+        path = out / f"{stem}{FORMATS[to].suffix}"
+        if isinstance(data, bytes):
+            write_atomically(path, data)
+            weights = data
+        else:
+            path.mkdir(exist_ok=True)
+            for name, content in data.items():
+                write_atomically(path / name, content)
+            weights = data[ADAPTER]
+        digest = hashlib.sha256(weights).hexdigest()
+        seed_used = int(portable.facts["seed"])
+        card = model_card(run, client, seed_used, path.name, digest)
+        write_text(path.with_name(f"{path.name}.md"), card)
+        paths.append(path)
+    return paths
+
+
+def file_words(names: Sequence[str]) -> list[str]:
+    """A name of a file for each client; with its id where names would be the same.
+
+    >>> file_words(["a b", "c"]), file_words(["a b", "a-b"])
+    (['client-a-b', 'client-c'], ['client-0-a-b', 'client-1-a-b'])
+    """
+    words = [_short(re.sub(r"[^\w.-]+", "-", name)) for name in names]
+    if len({word.lower() for word in words}) < len(words):
+        words = [f"{client}-{word}" for client, word in enumerate(words)]
+    return [f"client-{word}" for word in words]
+
+
+def _short(word: str) -> str:
+    """A part of a file's name: file systems count bytes, up to 255 of them."""
+    return word.encode()[:80].decode(errors="ignore")

@@ -1,0 +1,198 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""One model with all that predicting needs, in memory or in a file.
+
+A .safetensors or .npz file has the parameters by name and, as metadata, the texts
+``config`` (TOML), ``task`` and ``preprocessing`` (JSON) and facts such as ``client``,
+``seed`` and ``round``. In an .npz file the metadata are the array ``metadata``, one
+JSON text. No file is ever unpickled, and none decides which code runs: one whose
+configuration names a model or an algorithm by import path is refused, unless the caller
+allows imports.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.config.config import Config, dump
+from fedblend.config.imports import CodeError
+from fedblend.config.model import loss_name, model_of
+from fedblend.core import PyTree
+from fedblend.data.dataset import Task
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.errors import InputError, RunError
+from fedblend.runs import run_folder
+from fedblend.runs.personal_models import as_model
+from fedblend.mixing import Apply, predict
+from fedblend.models import Model
+from fedblend.simulation.io.serialize import WireError, named_leaves, pack, unpack
+from fedblend.trees import precision
+
+BATCH = 1024
+"""Rows that are computed at once: memory does not grow with the table."""
+FORMAT = "fedblend model 1"
+METADATA = "metadata"
+"""The array of an .npz file that is no parameter."""
+PROBABLE = ("cross_entropy", "logistic", "sequence_cross_entropy", "multilabel")
+"""Losses whose scores become probabilities."""
+
+
+class Portable:
+    """A model with its configuration, task and preprocessing.
+
+    ``facts`` say whose model it is and when it was trained.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        params: PyTree = None,
+        preprocessing: Preprocessing | None = None,
+        facts: Mapping[str, str] | None = None,
+    ):
+        self.config, self.task, self.params = config, task, params
+        self.preprocessing, self.facts = preprocessing, dict(facts or {})
+
+    @cached_property
+    def model(self) -> Model:
+        """The model: ``init`` and ``apply``, in the precision of the run."""
+        with precision(self.config.run.precision):
+            return model_of(self.config, self.task, loss_name(self.config, self.task))
+
+    @property
+    def apply(self) -> Apply:
+        """``apply(params, inputs) -> outputs``."""
+        return self.model.apply
+
+    @cached_property
+    def shapes(self) -> PyTree:
+        """Shapes and dtypes of the parameters."""
+        with precision(self.config.run.precision):
+            return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether inputs are class numbers, such as those of characters or movies."""
+        return self.task.kind == "sequence" or self.config.model.name == "dual_encoder"
+
+    @property
+    def probable(self) -> bool:
+        """Whether outputs are scores that probabilities can be made of."""
+        return loss_name(self.config, self.task) in PROBABLE
+
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """What the model computes for encoded rows, some rows at a time."""
+        return outputs_of(self, self.params, inputs)
+
+    def metadata(self) -> dict[str, str]:
+        """Everything but the parameters, as texts."""
+        found = {
+            "format": FORMAT,
+            "config": dump(self.config),
+            "task": json.dumps(self.task._asdict()),
+            **self.facts,
+        }
+        if self.preprocessing is not None:
+            found["preprocessing"] = self.preprocessing.to_json()
+        return found
+
+
+def outputs_of(portable: Portable, params: PyTree, inputs: np.ndarray) -> np.ndarray:
+    """The raw outputs of these parameters for encoded rows, some rows at a time."""
+    dtype = np.int32 if portable.takes_numbers else None
+    rows = np.asarray(inputs, dtype)
+    with precision(portable.config.run.precision):
+        params = jax.tree.map(jnp.asarray, params)
+        parts = [
+            np.asarray(
+                predict(portable.apply, params, jnp.asarray(rows[at : at + BATCH]))
+            )
+            for at in range(0, max(len(rows), 1), BATCH)
+        ]
+    return np.concatenate(parts)
+
+
+def as_safetensors(portable: Portable) -> bytes:
+    """A model as the bytes of a .safetensors file."""
+    return pack(portable.params, portable.metadata())
+
+
+def as_npz(portable: Portable) -> bytes:
+    """A model as the bytes of an .npz file."""
+    data = io.BytesIO()
+    leaves = {
+        name: np.asarray(leaf) for name, leaf in named_leaves(portable.params).items()
+    }
+    text = np.array(json.dumps(portable.metadata()))
+    np.savez(data, **{METADATA: text}, **leaves)  # pyright: ignore
+    return data.getvalue()
+
+
+def read_portable(path: Path, *, imports: bool = False) -> Portable:
+    """The model of a .safetensors or .npz file.
+
+    Args:
+        path: the file.
+        imports: whether code that the file names by import path may be imported.
+
+    Raises:
+        RunError: the file is not such a model, or it is damaged.
+    """
+    try:
+        data = path.read_bytes()
+        arrays, metadata = unpack(data) if path.suffix != ".npz" else _unzipped(data)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}") from None
+    except MemoryError:
+        raise RunError(f"{path}: is damaged: an array that is too large") from None
+    except (WireError, ValueError, LookupError, zipfile.BadZipFile) as error:
+        raise RunError(f"{path}: {error}") from None
+    if metadata.get("format") != FORMAT:
+        raise RunError(
+            f"{path}: is not a model that fedblend export wrote for predictions; "
+            "--to safetensors, npz and onnx write such files"
+        )
+    portable = described(metadata, path, imports=imports)
+    portable.params = as_model(arrays, portable.shapes, path)
+    return portable
+
+
+def described(
+    metadata: Mapping[str, str], path: Path, *, imports: bool = False
+) -> Portable:
+    """A model without its parameters, from the metadata of a file."""
+    try:
+        text = metadata["config"]
+        config = run_folder.config_in(text, str(path), imports=imports)
+        task = run_folder.task_from(json.loads(metadata["task"]))
+    except CodeError:
+        raise
+    except (InputError, LookupError, TypeError, ValueError, RecursionError):
+        raise RunError(f"{path}: is damaged: its metadata cannot be read") from None
+    fitted = None
+    if "preprocessing" in metadata:
+        fitted = Preprocessing.from_json(metadata["preprocessing"])
+    texts = ("format", "config", "task", "preprocessing")
+    facts = {name: text for name, text in metadata.items() if name not in texts}
+    return Portable(config, task, None, fitted, facts)
+
+
+def _unzipped(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as members:
+        # Exports are not compressed: a small file with much in it is none.
+        if sum(one.file_size for one in members.infolist()) > len(data):
+            raise ValueError("has more in it than an export of its size")
+    with np.load(io.BytesIO(data), allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    metadata = json.loads(str(arrays.pop(METADATA)))
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata are damaged")
+    return arrays, metadata

@@ -1,0 +1,360 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models for clients that join after training, by the algorithm of a configuration.
+
+``personalize_from`` takes the folder of a finished run, which it never writes: the
+configuration, the shared model, and the task in ``run.json``. The data of the run is
+not needed. ``new_clients`` takes the same from memory.
+
+``simulation.personalize`` computes the models: a new client enrolls at the shared
+model, takes part in some rounds in which the message stays the same ("visits"), then
+deploys ``personal``. Algorithms differ in the options that state the steps on a
+client's own model, and in the number of visits:
+
+- one model for all clients (FedAvg and its like): fine-tuning from it, no visits;
+- fine-tuning of their own (finetune, reptile, fomaml, perfedavg): just that, no visits;
+- FLIX: x_i by the run's solver, mixed with the shared model, no visits;
+- kNN-Per: the shared model beside the client's own rows, no visits;
+- a model of its own, trained against the message (Ditto, MAPPER, FedRep, training
+  alone): one visit of as many steps;
+- pFedMe and L2GD: Ditto's steps with their lam. With a fixed shared model pFedMe's
+  inner problem is Ditto's, and the expected step of L2GD is Ditto's step;
+- APFL: visits of one step each, so that the shared model is fixed: equation (17).
+
+Numbers given for each client are replaced by their mean; rates have no schedule.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedblend as fb
+from fedblend.config.config import Config, with_parts
+from fedblend.config.measures import measures_of
+from fedblend.config.model import loss_name, losses_of, model_of, smoothness
+from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
+from fedblend.data.dataset import AbsentColumnError, Task
+from fedblend.data.federated import FederatedData, federate
+from fedblend.data.partition.partitioners import by_key
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.readers.read import read_new_rows
+from fedblend.errors import RunError
+from fedblend.runs import run_folder
+from fedblend.metrics import Metric
+from fedblend.report.measures import in_order
+from fedblend.simulation.personalize import NewClients, personalize
+from fedblend.trees import precision
+
+ROUNDS = 5
+"""The rounds of local work that new clients do by default; figure 6 of the APFL paper
+has five epochs, one a round."""
+
+
+class ClientGain(NamedTuple):
+    """The shared and the personal model of a new client on its held-out rows."""
+
+    name: str
+    train: int
+    test: int
+    metric: str
+    before: float
+    """The metric of the shared model; NaN where the client has no held-out rows."""
+    after: float
+    """The metric of the personal model."""
+    low: float
+    """The lower end of the 95 % interval of the gain; see ``gains``."""
+    high: float
+    """The upper end."""
+
+    @property
+    def gained(self) -> bool | None:
+        """Whether the personal model is better; None where the rows do not tell."""
+        if self.low <= 0 <= self.high or np.isnan(self.low):
+            return None
+        return self.low > 0
+
+
+class Personalized(NamedTuple):
+    """The new clients of a run, with their models."""
+
+    clients: NewClients
+    seed: int
+    """The seed of the run whose shared model they got."""
+    round: str
+
+    def gains(self) -> list[ClientGain]:
+        """A line for each client, by the main metric of the task."""
+        data, measured = self.clients.federated_data, self.clients.measured
+        metric, values = "loss", np.full((data.clients, 4), np.nan)
+        if "test" in measured:
+            models = measured["test"]
+            asked = self.clients.evidence.metrics
+            metric = in_order(name for name in asked if name in models["shared"])[0]
+            gain = self.clients.evidence.gain("test", metric, "shared")
+            both = models["shared"][metric], models["personal"][metric]
+            values = np.stack([*both, gain.low, gain.high], axis=1)
+        train, test = data.train.counts, data.test and data.test.counts
+        return [
+            ClientGain(
+                data.name(client),
+                int(train[client]),
+                0 if test is None else int(test[client]),
+                metric,
+                *map(float, values[client]),
+            )
+            for client in range(data.clients)
+        ]
+
+    def save(self, path: Path) -> list[Path]:
+        """Write the models in the format of runs; a file for each of several clients.
+
+        The file of each of several clients has its name added. No file is overwritten.
+        """
+        data, paths = self.clients.federated_data, [path]
+        names = [data.name(client) for client in range(data.clients)]
+        if len(names) > 1:
+            words = [re.sub(r"[^\w.-]+", "-", name) for name in names]
+            # File systems count bytes, up to 255 of them.
+            words = [word.encode()[:80].decode(errors="ignore") for word in words]
+            if len(set(words)) < len(words):
+                words = [f"{client}-{word}" for client, word in enumerate(words)]
+            parts = [f"{path.stem}-{word}{path.suffix}" for word in words]
+            paths = [path.with_name(part) for part in parts]
+        for place in paths:
+            if place.exists():
+                raise RunError(f"{place}: exists already and is not overwritten")
+        for client, place in enumerate(paths):
+            facts = {"seed": self.seed, "round": self.round, "client": names[client]}
+            run_folder.write_model(place, self.clients.personal(client), **facts)
+        return paths
+
+
+def personalize_from(
+    run: str | Path,
+    data: str | Path,
+    *,
+    steps: int | None = None,
+    rate: float | None = None,
+    test: float = 0.2,
+    seed: int | None = None,
+    target: str | None = None,
+    client: str | None = None,
+    imports: bool = False,
+) -> Personalized:
+    """Give each new client a model, from the shared model of a run.
+
+    Args:
+        run: the folder of a finished run; it is not changed.
+        data: the rows of the new clients, in any format of ``fedblend.data.read``.
+        steps: local steps on the clients' own models; if None as the algorithm says,
+            or those of five rounds.
+        rate: the rate of these steps, plain SGD; the optimizer of the run if None.
+        test: the fraction of each client's rows that is held out to compare on.
+        seed: which seed of the run; the first if None.
+        target: the column or array of the target; as in the run if None.
+        client: the column or array that names the client of each row; as in the run if
+            None and the data has it. Without it all rows are those of one client.
+        imports: whether code that the folder names by import path may be imported.
+
+    Raises:
+        RunError: the folder or an argument cannot be used.
+        DataError: the data cannot be used.
+    """
+    if steps is not None and steps < 0:
+        raise RunError(f"steps: {steps} is negative")
+    if rate is not None and not 0 < rate < float("inf"):
+        raise RunError(f"rate: {rate} is not a finite number above 0")
+    if not 0 <= test < 1:
+        raise RunError(f"test: {test} is not a fraction in [0, 1)")
+    folder = run_folder.Folder(Path(run))
+    config = run_folder.read_config(folder, imports=imports)
+    task = run_folder.read_task(folder)
+    seeds = run_folder.seeds_of(config)
+    chosen = seeds[0] if seed is None else seed
+    if chosen not in seeds:
+        known = ", ".join(map(str, seeds))
+        raise RunError(f"seed: {chosen} is none of this run's seeds: {known}")
+    fitted = run_folder.read_preprocessing(folder, chosen)
+    rows = _data(Path(data), config, task, fitted, target, client, test, chosen)
+    with precision(config.run.precision):
+        name = loss_name(config, task)
+        model = model_of(config, task, name)
+        config = with_parts(config, model, task)
+        plain, loss = losses_of(config, name, model.apply, task)
+        path = folder.model(chosen if isinstance(config.run.seed, list) else None)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shared, about = run_folder.read_model(path, shapes)
+        found = new_clients(
+            config,
+            (name, loss),
+            rows,
+            shared,
+            jax.random.key(chosen),
+            measure=measures_of(config, task, plain, model.apply),
+            splits=["test"] if rows.test is not None else [],
+            steps=steps,
+            rate=rate,
+            features=model.features,
+        )
+    return Personalized(found, chosen, about.get("round", ""))
+
+
+def _data(
+    path: Path,
+    config: Config,
+    task: Task,
+    preprocessing: Preprocessing | None,
+    target: str | None,
+    client: str | None,
+    test: float,
+    seed: int,
+) -> FederatedData:
+    """The rows of the new clients, a part of each client's held out."""
+    data = config.data
+    inputs = data.inputs if isinstance(data.inputs, str) else None
+    read = partial(
+        read_new_rows,
+        path,
+        task,
+        target=target or data.target,
+        inputs=inputs,
+        preprocessing=preprocessing,
+    )
+    try:
+        found = read(client=client or data.client)
+    except AbsentColumnError as error:
+        # A single new client needs no column that tells the clients of the run apart.
+        if client is not None or error.name != data.client:
+            raise
+        found = read()
+    if found.keys is None:
+        parts, names = [np.arange(len(found.rows[0]))], [path.stem]
+    else:
+        held = by_key(found.keys)
+        parts, names = held.rows, held.names
+    return federate(found.rows, parts, test=test, names=names, seed=seed)
+
+
+def new_clients(
+    config: Config,
+    loss: tuple[str, Loss],
+    data: FederatedData,
+    shared: PyTree,
+    key: Key,
+    *,
+    measure: Mapping[str, Metric],
+    splits: Sequence[str] | None,
+    steps: int | None = None,
+    rate: float | None = None,
+    features: Callable[..., jax.Array] | None = None,
+) -> NewClients:
+    """A model for each client that joins after training, with its metrics.
+
+    Args:
+        config: the configuration of the run.
+        loss: its name, and the loss itself.
+        data: the rows of the new clients.
+        shared: the shared model of the run.
+        key: the seed.
+        measure: metrics by name.
+        splits: the splits to measure on, all there are if None.
+        steps: local steps on the clients' own models; if None as the algorithm says,
+            or those of ``ROUNDS`` rounds.
+        rate: the rate of these steps, plain SGD; the optimizer of the run if None.
+        features: of the model, where it has them.
+
+    Raises:
+        RunError: the algorithm does not use ``steps`` or ``rate``.
+    """
+    algorithm, visits = client_work(config, loss, data, steps, rate, features)
+    down = Down(jax.tree.map(jnp.asarray, shared), jnp.zeros((), jnp.int32))
+    return personalize(
+        algorithm, down, data, key, visits=visits, measure=measure, splits=splits
+    )
+
+
+def client_work(
+    config: Config,
+    loss: tuple[str, Loss],
+    data: FederatedData,
+    steps: int | None = None,
+    rate: float | None = None,
+    features: Callable[..., jax.Array] | None = None,
+) -> tuple[Algorithm, int]:
+    """What a new client runs, and in how many visits; see ``new_clients``."""
+    options: Any = config.algorithm
+    # A new client has no number of its own in a list over clients.
+    means = {
+        key: float(np.mean(value))
+        for key in ("alpha", "lam")
+        if isinstance(value := getattr(options, key, None), list)
+    }
+    options, kind = options.model_copy(update=means), options.entry.new_client
+    visits = kind.visits
+    if kind.steps is None:
+        solved = hasattr(options, "personal")
+        how = "with the run's solver, algorithm.personal" if solved else "without steps"
+        for key, value in {"steps": steps, "rate": rate}.items():
+            if value is not None:
+                raise RunError(
+                    f"{key}: {value} has no meaning here; {options.name} finds the "
+                    f"model of a new client {how}"
+                )
+        # Only the solver of x_i computes anything; the local work never runs.
+        still = {"rate": 1.0, "optimizer": None, "schedule": None}
+        options = options.model_copy(update=still)
+    else:
+        rounds = config.run.rounds if kind.whole_run else ROUNDS
+        options = _work_stated(options, steps, rate, 0 if visits == 0 else rounds)
+    if visits is None:
+        if options.epochs is None:
+            visits = int(np.mean(options.steps))
+        else:
+            rows = data.train.capacity
+            visits = options.epochs * -(-rows // (options.rows() or rows))
+        options = options.model_copy(update={"steps": 1, "epochs": None})
+    known = None
+    if "smooth" in options.entry.parameters:
+        known = smoothness(config.model, loss[0], data)
+    algorithm = options.build(
+        loss[1], known, data.clients, features=features, new_client=True
+    )
+    if algorithm.personal is not shared_model:
+        return algorithm, visits
+    work = options.work()
+    return fb.finetune(fb.fedavg(loss[1], work), loss[1], work), 0
+
+
+def _work_stated(
+    options: Any, steps: int | None, rate: float | None, rounds: int
+) -> Any:
+    """The options with these steps at this rate on a client's own model.
+
+    Without ``steps``, the steps of so many rounds; with 0 rounds those of the options.
+    """
+    entry = options.entry
+    table, place = entry.keys.get("work"), entry.new_client
+    work = options if table is None else getattr(options, table)
+    changes: dict[str, Any] = {"schedule": None}
+    counted = place.steps == "steps" and work.epochs is not None
+    if steps is not None:
+        changes |= {place.steps: steps} | ({"epochs": None} if counted else {})
+    elif rounds:
+        key = "epochs" if counted else place.steps
+        changes[key] = rounds * round(float(np.mean(getattr(work, key))))
+    if rate is not None:
+        changes[place.rate] = rate
+        changes |= {"optimizer": None} if place.rate == "rate" else {}
+    if table is None and place.steps == "steps":
+        return options.model_copy(update=changes)
+    # The update of the shared model is discarded: as little work on it as possible.
+    least = {"steps": 1, "epochs": None, "schedule": None}
+    if table is None:
+        return options.model_copy(update=least | changes)
+    return options.model_copy(update={**least, table: work.model_copy(update=changes)})

@@ -1,0 +1,240 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions for the rows of a raw table, by one model or by that of each client.
+
+Preprocessing is part of the models. Predictions are names of classes, numbers of
+classes without names, or real numbers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, Task, require
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.preprocess.values import is_missing, word
+from fedblend.data.readers.read import read_inputs
+from fedblend.data.readers.tables import FILES, Table, read_table
+from fedblend.data.readers.targets import labels_of
+from fedblend.errors import RunError
+from fedblend.runs.export.portable import Portable, described, read_portable
+
+SUFFIXES = (".safetensors", ".npz", ".onnx")
+"""The files that hold a model."""
+
+
+class Predictions(NamedTuple):
+    """What models say about the rows of a table."""
+
+    labels: np.ndarray
+    """The prediction of each row: names or numbers of classes, or real numbers."""
+    outputs: np.ndarray
+    """What the models compute, [rows, ...]."""
+    probabilities: np.ndarray | None
+    """[rows, classes], where outputs are scores of classes."""
+    classes: tuple[str, ...]
+    """The names of the classes, by column of ``probabilities``."""
+    clients: tuple[str, ...] | None = None
+    """Whose model each row got, where rows have different ones."""
+
+    def columns(self, probabilities: bool = False) -> dict[str, Any]:
+        """The columns of a table of predictions."""
+        found: dict[str, Any] = {}
+        if self.clients is not None:
+            found["client"] = list(self.clients)
+        found["prediction"] = [_plain(one) for one in self.labels]
+        if probabilities:
+            if self.probabilities is None or self.probabilities.ndim != 2:
+                raise RunError("--probabilities: this model predicts no probabilities")
+            for place, name in enumerate(self.classes):
+                found[f"probability {name}"] = self.probabilities[:, place].tolist()
+        return found
+
+
+class Predictor(Protocol):
+    """What predicts encoded rows."""
+
+    task: Task
+    preprocessing: Preprocessing | None
+
+    @property
+    def probable(self) -> bool:
+        """Whether outputs are scores that probabilities can be made of."""
+        ...
+
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """What the model computes for encoded rows."""
+        ...
+
+
+def predict_file(
+    path: str | Path, source: Any, *, imports: bool = False
+) -> Predictions:
+    """Predict the rows of a table by an exported .safetensors, .npz or .onnx file.
+
+    Args:
+        path: the file.
+        source: a .csv, .parquet or .npz file, a pandas or polars frame, a dict of
+            columns, or an array of inputs.
+        imports: whether code that the file names by import path may be imported.
+
+    Raises:
+        RunError: the file is no such model.
+        DataError: the table does not fit the model.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        allowed = ", ".join(SUFFIXES)
+        raise RunError(f"{path}: is neither the folder of a run nor one of {allowed}")
+    if not path.is_file():
+        raise RunError(f"{path}: no such file")
+    if path.suffix == ".onnx":
+        return _onnx(path, source, imports)
+    return predict_all(read_portable(path, imports=imports), source)
+
+
+def table_of(source: Any) -> Table | None:
+    """The columns of a source that has some."""
+    if isinstance(source, str | Path):
+        path = Path(source)
+        return read_table(path) if path.is_file() and path.suffix in FILES else None
+    return None if isinstance(source, np.ndarray) else read_table(source)
+
+
+def _inputs(of: Predictor, source: Any, others: Sequence[str]) -> np.ndarray:
+    """The encoded rows of a source."""
+    if isinstance(source, np.ndarray) and of.preprocessing is None:
+        return source
+    return read_inputs(source, of.task, others=others, preprocessing=of.preprocessing)
+
+
+def predict_all(of: Predictor, source: Any, others: Sequence[str] = ()) -> Predictions:
+    """All rows by one model; ``others`` are columns that are no inputs."""
+    return predictions_of(of, of.outputs(_inputs(of, source, others)))
+
+
+def predict_by_client(
+    model: Callable[[int], Predictor],
+    names: Sequence[str],
+    table: Table,
+    column: str,
+    others: Sequence[str] = (),
+) -> Predictions:
+    """Each row by the model of its own client.
+
+    Args:
+        model: the model of a client, by id.
+        names: the names of all clients, by id.
+        table: the rows.
+        column: the column that names the client of each row.
+        others: columns that are no inputs.
+    """
+    keys, present = labels_of(table.columns[column])
+    found, ids = [str(key) for key in keys], {name: i for i, name in enumerate(names)}
+    for row, name in enumerate(found):
+        if not present[row] or name not in ids:
+            said = f"client {name!r}" if present[row] else "no client"
+            raise DataError(
+                f"{table.where}: row {row} (counted from 0) has {said} in column "
+                f"{column!r}, who took no part in the run; --shared predicts with the "
+                "shared model"
+            )
+    if not found:
+        raise DataError(f"{table.where}: there are no rows")
+    owner = np.array([ids[name] for name in found])
+    first = model(int(owner[0]))
+    inputs = _inputs(first, dict(table.columns), others)
+    outputs = first.outputs(inputs)
+    for client in np.unique(owner[owner != owner[0]]):
+        rows = np.flatnonzero(owner == client)
+        outputs[rows] = model(int(client)).outputs(inputs[rows])
+    return predictions_of(first, outputs)._replace(clients=tuple(found))
+
+
+def predictions_of(of: Predictor, outputs: np.ndarray) -> Predictions:
+    """What these outputs of a model mean."""
+    task = of.task
+    if task.kind == "regression":
+        flat = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
+        return Predictions(flat, outputs, None, ())
+    scores = outputs.astype(np.float64)
+    names = task.labels or tuple(map(str, range(scores.shape[-1])))
+    if task.kind == "tags":
+        return Predictions(scores > 0, outputs, 1 / (1 + np.exp(-scores)), names)
+    if task.kind == "binary" and (scores.ndim == 1 or scores.shape[1] == 1):
+        scores = scores.reshape(-1, 1) * np.array([0.0, 1.0])
+        names = task.labels or ("0", "1")
+    numbers = scores.argmax(axis=-1)
+    labels = np.array(task.labels, object)[numbers] if task.labels else numbers
+    if not of.probable:
+        return Predictions(labels, outputs, None, ())
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return Predictions(labels, outputs, shares, names)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return " ".join(str(_plain(one)) for one in value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _onnx(path: Path, source: Any, imports: bool) -> Predictions:
+    """The predictions of an ONNX file, by onnxruntime."""
+    runtime = require("onnxruntime", "an .onnx file", "onnxruntime", "onnx")
+    try:
+        session = runtime.InferenceSession(
+            path.read_bytes(), providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise RunError(
+            f"{path}: is no ONNX file that can be run: {text:.120}"
+        ) from None
+    metadata = dict(session.get_modelmeta().custom_metadata_map)
+    if "config" not in metadata:
+        raise RunError(f"{path}: is not a model that fedblend export wrote")
+    of = described(metadata, path, imports=imports)
+    wanted = [one.name for one in session.get_inputs()]
+    inputs = onnx_inputs(of, source, wanted)
+    try:
+        (outputs,) = session.run(["outputs"], inputs)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise RunError(f"{path}: cannot be run on this table: {text:.120}") from None
+    return predictions_of(of, outputs)
+
+
+def onnx_inputs(
+    of: Portable, source: Any, wanted: list[str]
+) -> Mapping[str, np.ndarray]:
+    """What an exported ONNX file takes, of the rows of a table.
+
+    Args:
+        of: what the file says about the model.
+        source: as of ``predict_table``.
+        wanted: the names of the file's inputs.
+    """
+    dtype = np.int32 if of.takes_numbers else np.float32
+    if of.preprocessing is None:
+        rows = _inputs(of, source, ()).astype(dtype)
+        if wanted == ["inputs"]:
+            return {"inputs": rows}
+        flat = rows.reshape(len(rows), -1)
+        return {name: flat[:, [at]] for at, name in enumerate(wanted)}
+    table = table_of(source)
+    if table is None:
+        raise DataError(f"{source}: a table with columns is needed")
+    fitted = of.preprocessing
+    encoded = fitted.schema.encode(table.columns)
+    found = {}
+    for column, numbers in zip(fitted.schema.kept, encoded.T, strict=True):
+        if column.encoding in ("one_hot", "ordinal"):
+            texts = table.columns[column.name].astype(object)
+            words = ["" if is_missing(one) else word(one) for one in texts.tolist()]
+            found[column.name] = np.array(words, object)[:, None]
+        else:
+            found[column.name] = numbers[:, None]
+    return found

@@ -1,0 +1,271 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a finished run as a value: its models, what they predict, its records.
+
+``fb.load(folder)`` needs the folder alone, not the data of the run.
+"""
+
+import csv
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedblend.config.config import Config
+from fedblend.core import PyTree
+from fedblend.data.dataset import Task
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.errors import RunError, hint
+from fedblend.runs import personal_models, run_folder
+from fedblend.runs.export.portable import Portable
+from fedblend.runs.predict import (
+    Predictions,
+    predict_all,
+    predict_by_client,
+    table_of,
+)
+from fedblend.runs.run_folder import Folder
+from fedblend.mixing import Apply
+from fedblend.report.records import frame
+from fedblend.simulation.stores.model_stack import StackReader
+
+
+def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":
+    """The finished run in a folder.
+
+    Args:
+        folder: of the run.
+        imports: whether code that the folder names by import path may be imported:
+            for a folder that you trust. Import paths of configurations that you loaded
+            in this process are allowed.
+
+    Example::
+
+        run = fb.load("runs/first")
+        model = run.personal("hospital 3")
+        labels = run.predict("new.csv", client="hospital 3")
+
+    Raises:
+        RunError: this is not the folder of a finished run, or it names other code.
+    """
+    return SavedRun(folder, imports=imports)
+
+
+class SavedRun:
+    """A finished run, read from its folder.
+
+    ``config``, ``summary`` and ``task`` are the configuration, the content of
+    ``summary.json`` and what the model is for; ``seeds`` are the seeds of the run, and
+    ``names`` the names of its clients, by id. Methods take the first seed if none is
+    given.
+    """
+
+    def __init__(self, folder: str | Path, *, imports: bool = False):
+        self.folder = Folder(Path(folder))
+        self.config: Config = run_folder.read_config(self.folder, imports=imports)
+        if not self.folder.summary.is_file():
+            raise RunError(
+                f"{folder}: this run is not finished; fedblend run ... --resume "
+                "continues it"
+            )
+        self.summary = run_folder.read_summary(self.folder)
+        self.task: Task = run_folder.read_task(self.folder)
+        self.seeds = run_folder.seeds_of(self.config)
+        self._stacks: dict[Path, StackReader] = {}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clients that took part, by id."""
+        return tuple(row["name"] for row in self.clients())
+
+    def clients(self, seed: int | None = None) -> list[dict[str, str]]:
+        """The lines of ``clients.csv`` of a seed, by id; all values are text.
+
+        Clients that took no part in training are left out.
+        """
+        chosen = self.seeds[0] if seed is None else seed
+        try:
+            own = [row for row in self._lines if int(row["seed"]) == chosen]
+            seen = [row for row in own if row.get("training") != "unseen"]
+            in_order = [int(row["id"]) for row in seen] == list(range(len(seen)))
+        except OSError as error:
+            where, why = self.folder.clients, error.strerror
+            raise RunError(f"{where}: {why}") from None
+        except (KeyError, TypeError, ValueError, csv.Error):
+            raise RunError(f"{self.folder.clients}: is damaged") from None
+        if not seen or not in_order:
+            raise RunError(f"{self.folder.clients}: is damaged: clients are missing")
+        return seen
+
+    @cached_property
+    def _lines(self) -> list[dict[str, str]]:
+        with open(self.folder.clients, newline="") as file:
+            return list(csv.DictReader(file))
+
+    def client_id(self, client: int | str) -> int:
+        """The id of a client, by its id or its name.
+
+        A text is a name first; where no client has this name, it may be an id.
+        """
+        names = self.names
+        if isinstance(client, str):
+            if client in names:
+                return names.index(client)
+            if not client.isdecimal():
+                known = hint(client, names[:20])
+                raise RunError(f"client: {client!r} is no client of this run; {known}")
+            client = int(client)
+        if not 0 <= client < len(names):
+            raise RunError(f"client: {client} is not between 0 and {len(names) - 1}")
+        return int(client)
+
+    @cached_property
+    def portable(self) -> Portable:
+        """The configuration and the task as what predicts; without parameters."""
+        return Portable(self.config, self.task)
+
+    @property
+    def apply(self) -> Apply:
+        """``apply(params, inputs) -> outputs``; ``fb.predict`` takes a Blend too."""
+        return self.portable.apply
+
+    def shared(self, seed: int | None = None) -> PyTree:
+        """The shared model.
+
+        Raises:
+            RunError: there is none, as after training alone, or a part of it stayed
+                with the clients, as with FedPer.
+        """
+        sent = self.summary["runs"][0]["bits"]["up"]
+        if not sent or self.config.algorithm.trains_parts:
+            why = "a part of the model never leaves its client"
+            why = why if sent else "no client sent anything"
+            raise RunError(
+                f"{self.folder.path}: {why}, so there is no shared model; name a "
+                "client, whose own model predicts"
+            )
+        path = self.folder.model(self._named(seed))
+        return run_folder.read_model(path, self.portable.shapes)[0]
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether clients deploy models of their own, and these are in the folder."""
+        return self.folder.personal(self._named(None)).is_file()
+
+    def personal(self, client: int | str, seed: int | None = None) -> PyTree:
+        """The model that a client deploys: parameters, or a ``Blend``.
+
+        Args:
+            client: by id or by name.
+            seed: which seed of the run; the first if None.
+
+        Raises:
+            RunError: there is no such client, or the run has kept no such models.
+        """
+        place = self.client_id(client)
+        kept = self.summary.get("personal_models")
+        if kept == personal_models.SHARED:
+            return self.shared(seed)
+        path = self.folder.personal(self._named(seed))
+        if kept != personal_models.KEPT:
+            why = 'run.keep_personal = "always" keeps them'
+            if kept is None:
+                why = "an older fedblend made it; run it again"
+            raise RunError(
+                f"{self.folder.path}: this run has kept no personal models; {why}"
+            )
+        if path not in self._stacks:
+            self._stacks[path] = personal_models.open_personal_models(path)
+        stack = self._stacks[path]
+        if stack.clients != len(self.names):
+            raise RunError(f"{path}: has {stack.clients} clients, not those of the run")
+        return personal_models.as_model(stack.model(place), self.portable.shapes, path)
+
+    def preprocessing(self, seed: int | None = None) -> Preprocessing | None:
+        """What turns the columns of a table into inputs; None where nothing does."""
+        chosen = self.seeds[0] if seed is None else seed
+        return run_folder.read_preprocessing(self.folder, chosen)
+
+    def model(
+        self, client: int | str | None = None, seed: int | None = None
+    ) -> Portable:
+        """A client's model, or the shared one, with all that predicting needs."""
+        params = self.shared(seed) if client is None else self.personal(client, seed)
+        round = self.summary["runs"][0]["round"]
+        facts = {"seed": self.seeds[0] if seed is None else seed, "round": round}
+        if client is not None:
+            facts["client"] = self.names[self.client_id(client)]
+        return Portable(
+            self.config,
+            self.task,
+            params,
+            self.preprocessing(seed),
+            {name: str(fact) for name, fact in facts.items()},
+        )
+
+    def predictions(
+        self,
+        source: Any,
+        client: int | str | None = None,
+        *,
+        shared: bool = False,
+        seed: int | None = None,
+    ) -> Predictions:
+        """What models predict for the rows of a table, with probabilities.
+
+        Args:
+            source: a .csv, .parquet or .npz file, a pandas or polars frame, a dict of
+                columns, or an array of inputs.
+            client: whose model predicts all rows, by id or name. By default the column
+                that named the clients in training selects the model of each row;
+                without such a column the shared model predicts.
+            shared: use the shared model whatever columns there are.
+            seed: which seed of the run; the first if None.
+
+        Raises:
+            RunError: there is no such client or model.
+            DataError: the table does not fit the model.
+        """
+        if shared and client is not None:
+            raise RunError("client: is given, and the shared model is asked for, too")
+        data = self.config.data
+        others = [name for name in (data.target, data.client) if isinstance(name, str)]
+        if client is not None or shared:
+            return predict_all(self.model(client, seed), source, others)
+        table = table_of(source)
+        if table is None or data.client is None or data.client not in table.columns:
+            return predict_all(self.model(None, seed), source, others)
+        return predict_by_client(
+            lambda one: self.model(one, seed), self.names, table, data.client, others
+        )
+
+    def predict(
+        self,
+        source: Any,
+        client: int | str | None = None,
+        *,
+        shared: bool = False,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """The prediction of each row of a table: a label or a number.
+
+        Arguments are those of ``predictions``, which has the probabilities, too.
+        """
+        return self.predictions(source, client, shared=shared, seed=seed).labels
+
+    def frame(self) -> Any:
+        """The records as a pandas frame: a line for each measured number.
+
+        Its columns are ``seed``, ``round``, the costs of the block, ``split``,
+        ``model``, ``metric``, and the fields of a ``Spread`` over clients.
+        """
+        return frame(run_folder.read_rows(self.folder))
+
+    def _named(self, seed: int | None) -> int | None:
+        """The seed as in the names of files: None in a run of one."""
+        chosen = self.seeds[0] if seed is None else seed
+        if chosen not in self.seeds:
+            known = ", ".join(map(str, self.seeds))
+            raise RunError(f"seed: {chosen} is none of this run's seeds: {known}")
+        return chosen if isinstance(self.config.run.seed, list) else None

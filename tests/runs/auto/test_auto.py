@@ -1,0 +1,313 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fb.auto`` from a table to a verdict: where the truth is known it is found."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.cli import main
+from fedblend.config.config import load
+from fedblend.data.dataset import DataError
+from fedblend.data.datasets.hospitals import write_table
+from fedblend.errors import InputError
+from fedblend.runs import run_folder
+from fedblend.runs.auto import candidates, comparison, decision
+from fedblend.runs.auto.comparison import Screen
+from fedblend.report.page.content import page_content
+
+SLOPE = np.array([2.0, -1.5, 1.0, 0.5, -0.5, 0.3])
+
+
+def columns(clients=30, rows=24, sign=lambda client: 1, noise=False, seed=0):
+    """A table of sites whose outcomes follow a logistic model, or nothing."""
+    draw = np.random.default_rng(seed)
+    inputs = draw.normal(size=(clients * rows, len(SLOPE)))
+    site = np.repeat(np.arange(clients), rows)
+    signs = np.array([sign(client) for client in range(clients)])[site]
+    odds = 0 * signs if noise else signs * (inputs @ SLOPE)
+    outcome = draw.random(len(site)) < 1 / (1 + np.exp(-odds))
+    return {
+        "site": np.array([f"site {number}" for number in site]),
+        **{f"x{place}": values.round(4) for place, values in enumerate(inputs.T)},
+        "outcome": np.where(outcome, "yes", "no"),
+    }
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A comparison of few alike rows, killed after FedAvg, then continued."""
+    out = tmp_path_factory.mktemp("auto") / "out"
+    table, lines = columns(), []
+
+    def stop():
+        if lines and "FedAvg" in lines[-1]:
+            raise KeyboardInterrupt
+
+    asked = {"client": "site", "target": "outcome", "out": out}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "SPLITS", 3)
+        with pytest.raises(KeyboardInterrupt):
+            fb.auto(table, **asked, screen=Screen(lines.append, stop))
+        begun = len(lines)
+        found = fb.auto(table, **asked, screen=Screen(lines.append))
+    return found, lines[:begun], lines[begun:], asked
+
+
+def test_few_alike_rows_are_better_together(interrupted):
+    found = interrupted[0]
+    assert found.deploy == "fedavg"
+    assert found.verdict[0].startswith("Deploy FedAvg")
+    assert len(found.verdict) == 3
+
+
+def test_interrupted_comparison_continues(interrupted):
+    """Settings that were found before are not looked for again."""
+    _, before, after, _ = interrupted
+    assert any("local only: test log loss" in line for line in before)
+    assert not any("own intercepts: test log loss" in line for line in before)
+    assert any("own intercepts: test log loss" in line for line in after)
+
+
+def test_says_what_it_sees(interrupted):
+    said = "\n".join(interrupted[1])
+    assert "720 rows of 30 clients, 24 to 24 each" in said
+    assert "2 classes" in said and "by log loss" in said
+    assert "and 3 splits" in said
+
+
+def test_folder_is_complete(interrupted):
+    folder = interrupted[0].folder
+    with (folder / "results.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert [*rows] == [one.name for one in candidates.CANDIDATES]
+    assert float(rows["fedavg"]["mean_gain"]) > 0
+    config = load(folder / "config.toml")
+    assert config.algorithm.name == "hierarchical" and config.run.seed == [0, 1, 2]
+    assert config.algorithm.model_dump()["level"] == 0
+    assert interrupted[0].verdict[0][:30] in (folder / "report.html").read_text()
+
+
+def test_runs_have_the_scores_of_the_verdict(interrupted):
+    """Rounds end at the models that were solved for with all rows in one place."""
+    folder = interrupted[0].folder
+    state = run_folder.read_json(folder / "auto.json")
+    for name in ("local_only", "fedavg"):
+        summary = run_folder.read_json(folder / "runs" / name / "summary.json")
+        tested = [run["measures"]["test"]["personal"] for run in summary["runs"]]
+        scores = np.mean([one["log_loss"]["mean"] for one in tested])
+        assert scores == pytest.approx(state["methods"][name]["test"], rel=1e-4)
+
+
+def test_folder_of_a_method_has_training_alone_as_tuned(interrupted):
+    """The run of local only, and what FedAvg's folder compares with, are the same."""
+    runs = interrupted[0].folder / "runs"
+    tables = {}
+    for name in ("local_only", "fedavg"):
+        with (runs / name / "clients.csv").open() as file:
+            tables[name] = list(csv.DictReader(file))
+    for alone, together in zip(tables["local_only"], tables["fedavg"], strict=True):
+        assert alone["test_personal_log_loss"] == together["test_local_log_loss"]
+
+
+def test_page_and_files_judge_by_the_criterion(interrupted):
+    """The page, harm.csv and the verdict speak of one metric, and of the same names."""
+    folder = interrupted[0].folder
+    metrics = load(folder / "config.toml").measure.metrics
+    assert metrics and metrics[0] == "log_loss"
+    with (folder / "runs" / "fedavg" / "harm.csv").open() as file:
+        assert "personal_log_loss" in next(csv.reader(file))
+    content = page_content([folder])
+    assert content["verdict"] == interrupted[0].verdict
+    assert [run["label"] for run in content["runs"]] == ["FedAvg", "local only"]
+    assert not any(run["settings"] for run in content["runs"])  # no section "Sweep"
+    (pair,) = content["differences"]
+    state = run_folder.read_json(folder / "auto.json")
+    ends = [pair["mean_gain"], pair["low"], pair["high"]]
+    assert state["findings"]["mean_gain"][0] == pytest.approx(ends[0], rel=1e-3)
+    found = (pair["run"], pair["other"], pair["metric"])
+    assert found == ("FedAvg", "local only", "log_loss")
+
+
+def test_a_page_that_is_gone_is_written_again(interrupted):
+    found, *_, asked = interrupted
+    (found.folder / "report.html").unlink()
+    fb.auto(columns(), **asked, quiet=True)
+    assert (found.folder / "report.html").is_file()
+
+
+def test_finished_comparison_is_said_again(interrupted):
+    found, *_, asked = interrupted
+    lines = []
+    again = fb.auto(columns(), **asked, screen=Screen(lines.append))
+    assert again.verdict == found.verdict
+    assert not any("test log loss" in line for line in lines)
+
+
+def test_command_prints_methods_and_verdict(interrupted, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = interrupted[0]
+    table = str(found.folder / "table.csv")
+    words = ["--client", "site", "--target", "outcome", "--out", str(found.folder)]
+    assert main(["auto", table, *words]) == 0
+    said = capsys.readouterr()
+    assert "log_loss" in said.out and "FedAvg" in said.out and "…" not in said.out
+    assert found.verdict[0] in said.out and "report.html" in said.out
+    assert "720 rows of 30 clients" in said.err
+
+
+def test_another_table_needs_another_folder(interrupted):
+    with pytest.raises(InputError, match="another sha256"):
+        fb.auto(columns(seed=1), **interrupted[3])
+
+
+def test_models_of_clients_are_there(interrupted):
+    found = interrupted[0]
+    assert found.run("fedavg").personal("site 3").weight.shape == (1, 6)
+    assert found.table[0]["method"] == "local_only"
+    rows = {name: values[:5] for name, values in columns().items()}
+    assert set(found.predict(rows, client="site 3")) <= {"yes", "no"}
+    assert "Deploy FedAvg" in repr(found)
+    with pytest.raises(InputError, match="there is no shared model"):
+        found.run("local_only").predict(rows, shared=True)
+    with pytest.raises(InputError, match="'flix' has no run; there is fedavg"):
+        found.run("flix")
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "said"),
+    [
+        ({}, {"client": "hospital"}, "hospital"),
+        ({}, {"target": "death"}, "death"),
+        ({"outcome": np.array(["yes"] * 720)}, {}, "all 720 targets are yes"),
+        ({"site": np.array(["one"] * 720)}, {}, "2 clients or more"),
+        ({"outcome": np.full(720, 1.5)}, {}, "same in all rows"),
+        ({"site": np.arange(720)}, {}, "none of the 720 clients has 4 rows"),
+        ({"outcome": np.r_[1e300, np.ones(719) / 3]}, {}, "a target is 1e.300"),
+    ],
+)
+def test_bad_tables_are_one_line(change, asked, said, tmp_path):
+    given = {"client": "site", "target": "outcome", **asked}
+    with pytest.raises(InputError, match=said) as error:
+        fb.auto({**columns(), **change}, **given, out=tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+def test_no_table_is_one_line(tmp_path, capsys):
+    words = ["auto", str(tmp_path / "no.csv"), "--client", "a", "--target", "b"]
+    assert main(words) == 2
+    assert "no such file" in capsys.readouterr().err
+    with pytest.raises(DataError, match="is no path"):
+        fb.auto(3, client="a", target="b", out=tmp_path / "out")
+
+
+def test_a_method_that_there_is_no_time_for_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison.Comparison, "_run", lambda self, seeds: None)
+    monkeypatch.setattr(comparison.Comparison, "_write", lambda self: None)
+    path = tmp_path / "table.csv"
+    write_table(path, columns(4))
+    request = candidates.Request(path, "site", "outcome")
+    found = comparison.Comparison(request, tmp_path / "out", 1e-6, Screen())
+    what, *_ = found.complete()["verdict"]
+    assert "There was no time for" in what and "FLIX, which may be better" in what
+
+
+def test_a_folder_without_a_verdict_is_read_again(tmp_path, monkeypatch):
+    """There is no page then, and none is looked for."""
+    monkeypatch.setattr(comparison, "SPLITS", 3)
+    monkeypatch.setattr(comparison, "untrained", lambda *_: {"local_only": "a test"})
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    for _ in range(2):
+        (what,) = fb.auto(columns(4), **asked, minutes=1e-6, quiet=True).verdict
+        assert "No run, configuration or page is written" in what
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"auto.json", "results.csv", "table.csv"}
+
+
+def test_a_leak_is_said_before_training_and_on_top(tmp_path):
+    """A column that equals the target: on the console first, once."""
+    table, lines = columns(6), []
+    table["discharge"] = np.where(table["outcome"] == "yes", "dead", "alive")
+    path = tmp_path / "table.csv"
+    write_table(path, table)
+    request = candidates.Request(path, "site", "outcome")
+    found = comparison.Comparison(request, tmp_path / "out", 1, Screen(lines.append))
+    found.judge()
+    (place,) = [at for at, line in enumerate(lines) if "'discharge'" in line]
+    assert lines[place].startswith("warning: ") and place == 0
+    assert any("'discharge'" in line for line in found.state["warnings"])
+    clean = candidates.Request(path, "site", "outcome", drop=("discharge",))
+    again = comparison.Comparison(clean, tmp_path / "other", 1, Screen())
+    again.judge()
+    assert again.state["seen"]["inputs"] == 6 and not again.state["warnings"]
+
+
+def test_inputs_are_the_columns_to_predict_from(tmp_path):
+    path = tmp_path / "table.csv"
+    write_table(path, columns(6))
+    request = candidates.Request(path, "site", "outcome", inputs=("x0", "x1"))
+    found = comparison.Comparison(request, tmp_path / "out", 1, Screen())
+    found.judge()
+    assert found.state["seen"]["inputs"] == 2
+
+
+def test_too_many_coefficients_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "MOST_ENTRIES", 5)
+    with pytest.raises(InputError, match="at most 5") as error:
+        fb.auto(columns(4), client="site", target="outcome", out=tmp_path / "out")
+    assert "--drop" in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (columns(20, 40), "Deploy FedAvg"),
+        (columns(12, 300, sign=lambda client: (-1) ** client), "Train alone"),
+        (columns(12, 100, noise=True), "Deploy nothing yet"),
+    ],
+    ids=["alike", "opposite", "noise"],
+)
+def test_truth_is_found_by_all_methods(table, said, tmp_path):
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    assert fb.auto(table, **asked, minutes=10).verdict[0].startswith(said)
+
+
+@pytest.mark.slow
+def test_one_unlike_client_is_named(tmp_path):
+    table = columns(20, 80, sign=lambda client: -1 if client == 7 else 1)
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    found = fb.auto(table, **asked, minutes=10)
+    assert found.verdict[0].startswith("Deploy")
+    assert "site 7" in found.verdict[1] and "site 6" not in found.verdict[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flix", "hierarchical"])
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_every_run_has_the_scores_of_the_verdict(kind, name, tmp_path, monkeypatch):
+    """Whichever method is the candidate: rounds end at the models of the verdict."""
+    monkeypatch.setattr(comparison, "SPLITS", 3)
+    monkeypatch.setattr(decision, "choose", lambda *_: (name, [name]))
+    table = columns(12, 60)
+    score = sum(table[f"x{place}"] * slope for place, slope in enumerate(SLOPE))
+    score = score + np.random.default_rng(1).normal(size=np.size(score))
+    if kind == "regression":
+        table["outcome"] = score.round(4)
+    else:
+        table["outcome"] = np.array(["low", "middle", "high"])[
+            np.digitize(score, [-1.5, 1.5])
+        ]
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    found = fb.auto(table, **asked, minutes=10, quiet=True)
+    state = run_folder.read_json(found.folder / "auto.json")
+    kept = {path.name for path in (found.folder / "runs").iterdir()}
+    assert state["kind"] == kind and kept == {"local_only", "fedavg", name}
+    for method in kept:
+        runs = found.run(method).summary["runs"]
+        tested = [run["measures"]["test"]["personal"] for run in runs]
+        for metric, value in state["methods"][method]["metrics"].items():
+            mean = np.mean([one[metric]["mean"] for one in tested])
+            assert mean == pytest.approx(value, rel=1e-5), (method, metric)
