@@ -25,7 +25,7 @@ import pandas as pd
 from scipy.stats import ttest_1samp
 
 from fedblend.config.config import check
-from fedblend.runs.choose import guard_config
+from fedblend.runs.guard import guard_config
 from fedblend.selection.average_arms import measured
 from fedblend.selection.choose import GRID
 from nobody_harmed import discoveries

@@ -97,7 +97,7 @@ def _guarded(
     folds: int,
     out: Path | None,
 ) -> None:
-    from fedblend.runs.choose import check_place, folder_of, guard_config, write
+    from fedblend.runs.guard import check_place, folder_of, guard_config, write
 
     if out is not None:
         check_place(out)

@@ -14,7 +14,7 @@ from fedblend.cli import main, screen
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, load
-from fedblend.runs.choose import alphas_of, guard_config, write
+from fedblend.runs.guard import alphas_of, guard_config, write
 
 CONFIG: dict[str, Any] = {
     "name": "guarded",
