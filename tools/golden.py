@@ -162,9 +162,9 @@ def tree(*several: Any) -> Entry:
 def table(frame: pd.DataFrame) -> Entry:
     """The numbers of all columns, but for those that clocks write."""
     kept = frame[[name for name in frame if "seconds" not in str(name)]]
-    columns = [pd.to_numeric(kept[name], errors="coerce") for name in kept]
+    columns = [np.asarray(pd.to_numeric(kept[name], errors="coerce")) for name in kept]
     content = kept.to_csv(index=False, lineterminator="\n").encode()
-    return numbers(content, *(column.to_numpy(float) for column in columns))
+    return numbers(content, *columns)
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -251,18 +251,19 @@ def wrong_inputs() -> dict[str, Entry]:
     return {case: refusal(call) for case, call in cases.items()}
 
 
-def wrong_arguments(name: str) -> dict[str, Entry]:
-    """What a function says of one wrong value for each argument, and of all of them."""
+def wrong_arguments() -> dict[str, Entry]:
+    """What functions say of one wrong value for each argument, and of all of them."""
     cases = tests_module("test_wrong_arguments")
-    case, found, lines = cases.CASES[name], {}, []
-    for argument, value in cases._wrong(name):
-        line = refusal(partial(case.call, **{**case.good, argument: value}))
-        found.setdefault(argument, line)
-        lines.append(line)
-    return {
-        **found,
-        "all": f"{len(lines)} lines: {hashed(chr(10).join(lines).encode())}",
-    }
+    found: dict[str, Entry] = {}
+    for name, case in cases.CASES.items():
+        lines = []
+        for argument, value in cases._wrong(name):
+            line = refusal(partial(case.call, **{**case.good, argument: value}))
+            found.setdefault(f"{name}/{argument}", line)
+            lines.append(line)
+        told = hashed("\n".join(lines).encode())
+        found[f"{name}/all"] = f"{len(lines)} lines (sha256 {told})"
+    return found
 
 
 def configured(name: str) -> dict[str, Entry]:
@@ -383,9 +384,8 @@ def jobs() -> dict[str, Job]:
         "refusal/command": wrong_commands,
         "refusal/config": wrong_configs,
         "refusal/inputs": wrong_inputs,
+        "refusal/arguments": wrong_arguments,
     }
-    cases = tests_module("test_wrong_arguments").CASES
-    found |= {f"refusal/{name}": partial(wrong_arguments, name) for name in cases}
     found |= {f"config/{name}": partial(configured, name) for name in ALGORITHMS}
     found |= {f"federation/{name}": partial(federated, name) for name in BASES}
     found["federation/flix"] = partial(federated, "flix")
@@ -406,7 +406,10 @@ def jobs() -> dict[str, Job]:
 
 
 def computed(only: str = "") -> tuple[dict[str, Entry], dict[str, str]]:
-    """All entries whose names begin so, and why others could not be computed."""
+    """All entries whose names begin so, and jobs that failed, with an error line.
+
+    The line is empty where this machine does not have what a job needs.
+    """
     entries: dict[str, Entry] = {}
     failed: dict[str, str] = {}
     for name, job in jobs().items():
@@ -415,10 +418,11 @@ def computed(only: str = "") -> tuple[dict[str, Entry], dict[str, str]]:
         try:
             found = job()
         except Absent as error:
-            failed[name] = f"left out: {error}"
+            print(f"{name}: left out, {error}")
+            failed[name] = ""
         except Exception as error:
-            lines = str(error).splitlines() or [""]
-            failed[name] = f"{type(error).__name__}: {lines[0]}"
+            line = (str(error).splitlines() or [""])[0]
+            failed[name] = f"not computed, {type(error).__name__}: {line}"
         else:
             entries |= {f"{name}/{key}".rstrip("/"): of for key, of in found.items()}
     return {key: of for key, of in entries.items() if key.startswith(only)}, failed
@@ -431,47 +435,43 @@ def difference(old: Entry | None, new: Entry | None) -> str:
     if old is None or new is None:
         return "new" if old is None else "gone"
     if isinstance(old, str) or isinstance(new, str):
-        both = [str(one).splitlines() for one in (old, new)]
-        lines = [*difflib.unified_diff(*both, lineterm="", n=0)][3:]
+        before, after = str(old).splitlines(), str(new).splitlines()
+        lines = [*difflib.unified_diff(before, after, lineterm="", n=0)][3:]
         return "\n".join(["text", *(f"    {line}" for line in lines[:12])])
     before, after = np.array(old["sketch"]), np.array(new["sketch"])
     if before.shape != after.shape:
         return "values: arrays came or went"
     size = np.maximum(before[::2], after[::2]).repeat(2)
     change = np.max(np.abs(before - after) / np.maximum(size, 1e-30), initial=0)
-    kind = "exact only, rounding" if change <= SAME else "values"
-    return f"{kind}: by {change:.1g} of the norm"
+    return f"{'exact only' if change <= SAME else 'values'}: {change:.1g} of the norm"
 
 
 def compare(record: dict[str, Entry], only: str = "") -> list[str]:
     """A line for every entry that moved or could not be computed."""
     now, failed = computed(only)
-    lines = [f"{name}: {why}" for name, why in failed.items() if "left out" not in why]
+    lines = [f"{name}: {why}" for name, why in failed.items() if why]
     for name in sorted(record.keys() | now.keys()):
-        job = next((one for one in failed if f"{name}/".startswith(f"{one}/")), None)
-        if name.startswith(only) and job is None:
+        if name.startswith(only) and not _among(name, failed):
             moved = difference(record.get(name), now.get(name))
             lines += [f"{name}: {moved}"] if moved else []
-    for name, why in failed.items():
-        if "left out" in why:
-            print(f"{name}: {why}")
     return lines
 
 
 def write(record: dict[str, Entry], only: str = "") -> list[str]:
     """Record the entries; a line for each that could not be computed."""
     now, failed = computed(only)
-    kept = {
-        name: of
-        for name, of in record.items()
-        if not name.startswith(only)
-        or any(f"{name}/".startswith(f"{one}/") for one in failed)
-    }
-    content = sorted((kept | now).items())
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(of)}" for key, of in content)
-    RECORD.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    print(f"{RECORD.name}: {len(content)} entries")
-    return [f"{name}: {why}" for name, why in failed.items()]
+    for name, of in record.items():
+        if not name.startswith(only) or _among(name, failed):
+            now[name] = of
+    lines = [f"{json.dumps(name)}: {json.dumps(now[name])}" for name in sorted(now)]
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    print(f"{RECORD.name}: {len(lines)} entries")
+    return [f"{name}: {why}" for name, why in failed.items() if why]
+
+
+def _among(name: str, failed: dict[str, str]) -> bool:
+    """Whether a job that failed computes this entry."""
+    return any(f"{name}/".startswith(f"{job}/") for job in failed)
 
 
 def recorded() -> dict[str, Entry]:
@@ -481,7 +481,7 @@ def recorded() -> dict[str, Entry]:
 
 def main() -> int:
     """The command; 1 if anything moved or could not be computed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="see the top of this file")
     parser.add_argument("what", choices=("write", "compare"))
     parser.add_argument("--only", default="", help="names of entries begin so")
     asked = parser.parse_args()
