@@ -17,7 +17,7 @@ FLOWER ?= flwr[simulation]==1.41.0
 FEDJAX ?= fedjax==0.0.17
 BIN := .venv/bin
 INSTALL := bin/python -m pip install -qq
-DEVELOPERS := -e '.[dev]' -e ./reproductions
+DEVELOPERS := -e '.[dev]' -e ./federation -e ./reproductions
 # uv installs four times as fast as pip, whose settings it does not read: where a mirror
 # is set for pip alone, pip does it.
 ifdef PIP_FIND_LINKS
@@ -56,7 +56,7 @@ cards: .venv/.ready
 clean:
 	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist site cards
 
-.venv/.ready: pyproject.toml reproductions/pyproject.toml
+.venv/.ready: pyproject.toml federation/pyproject.toml reproductions/pyproject.toml
 	@$(CHECK)
 	@echo 'setting up .venv, once; this takes about a minute'
 	@$(PYTHON) -m venv .venv

@@ -22,6 +22,9 @@ import jax
 import pytest
 from jax._src import lru_cache
 
+# Fixtures for the suites of all three distributions.
+pytest_plugins = ["shared_fixtures"]
+
 
 def put_whole(cache, key: str, value: bytes) -> None:
     """Store a program so that no other process reads half of it, as JAX's own would."""

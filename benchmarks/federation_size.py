@@ -39,16 +39,16 @@ import numpy as np
 
 from fedblend.config import toml
 from fedblend.config.config import check, dump
-from fedblend.deploy.client.host import Host, answering
-from fedblend.deploy.client.node import Node
-from fedblend.deploy.ops import flwr_processes, registration
-from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
-from fedblend.deploy.ops.provision import provision
-from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
-from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.deploy.ops.supervisor import is_up
-from fedblend.deploy.server.run import run_server
-from fedblend.deploy.transport import Reply
+from fedblend_federation.client.host import Host, answering
+from fedblend_federation.client.node import Node
+from fedblend_federation.ops import flwr_processes, registration
+from fedblend_federation.ops.local_cluster import local_cluster, processes_of
+from fedblend_federation.ops.provision import provision
+from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
+from fedblend_federation.ops.submit import open_folder, run_experiment
+from fedblend_federation.ops.supervisor import is_up
+from fedblend_federation.server.run import run_server
+from fedblend_federation.transport import Reply
 
 ROUNDS, PAYLOAD = 6, 10_000
 """Rounds of an echo, and bytes of each message."""
@@ -81,7 +81,7 @@ app = ClientApp()
 SERVER = """
 import json, os, time
 from flwr.serverapp import ServerApp
-from fedblend.deploy.grid_transport import GridTransport
+from fedblend_federation.grid_transport import GridTransport
 app = ServerApp()
 @app.main()
 def main(grid, context):
@@ -116,10 +116,10 @@ def main(grid, context):
 ECHO = """
 import sys
 from pathlib import Path
-from fedblend.deploy.carrier import Carrier
-from fedblend.deploy.fleet_client import FleetClient
-from fedblend.deploy.worker import Handler
-from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend_federation.carrier import Carrier
+from fedblend_federation.fleet_client import FleetClient
+from fedblend_federation.worker import Handler
+from fedblend_federation.ops.settings import NodeSettings, load_as
 node, home = load_as(NodeSettings, Path(sys.argv[1])), Path(sys.argv[1]).parent
 fleet = FleetClient(str(node.server), node.ca, node.key, print)
 handler = Handler(lambda message: message)
@@ -160,8 +160,8 @@ WIDTH, ROWS, TRAINED = 784, 40, 4
 COUNTING = """
 import json
 from pathlib import Path
-from fedblend.deploy import grid_transport, server_app
-from fedblend.deploy.server.run import run_in_flower
+from fedblend_federation import grid_transport, server_app
+from fedblend_federation.server.run import run_in_flower
 class Counting(grid_transport.GridTransport):
     counts = {"sent": 0, "received": 0, "messages": 0}
     def send(self, outgoing):

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 import federation_work
-from fedblend.deploy.ops import flwr_processes
-from fedblend.deploy.ops.local_cluster import local_cluster
-from fedblend.deploy.ops.submit import open_folder, run_experiment
+from fedblend_federation.ops import flwr_processes
+from fedblend_federation.ops.local_cluster import local_cluster
+from fedblend_federation.ops.submit import open_folder, run_experiment
 
 NODES, ROUNDS = 4, 8
 SIZES = {"tiny": (8, 4), "large": (784, 300)}

@@ -22,16 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import federation_work
 from fedblend.config.config import dump
-from fedblend.deploy.client.host import answering_at
-from fedblend.deploy.ops.local_cluster import local_cluster, write_rows
-from fedblend.deploy.ops.provision import provision
-from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.deploy.secure.attempt import Attempt, View
-from fedblend.deploy.secure.fixed_point import FixedPoint
-from fedblend.deploy.secure.opening import unmask
-from fedblend.deploy.secure.party import Party, public_key
-from fedblend.deploy.server.run import run_server
-from fedblend.deploy.transport import Reply
+from fedblend_federation.client.host import answering_at
+from fedblend_federation.ops.local_cluster import local_cluster, write_rows
+from fedblend_federation.ops.provision import provision
+from fedblend_federation.ops.submit import open_folder, run_experiment
+from fedblend_federation.secure.attempt import Attempt, View
+from fedblend_federation.secure.fixed_point import FixedPoint
+from fedblend_federation.secure.opening import unmask
+from fedblend_federation.secure.party import Party, public_key
+from fedblend_federation.server.run import run_server
+from fedblend_federation.transport import Reply
 
 NODES, ROUNDS, WIDTH, HIDDEN = 8, 6, 784, 300
 NUMBERS = 1_000_000

@@ -14,18 +14,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedblend.core import Algorithm
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.deploy.client.executor import ClientSetup, Executor
-from fedblend.deploy.client.node import Node
-from fedblend.deploy.client.permissions import Permissions
-from fedblend.deploy.message import UNKNOWN, Message
-from fedblend.deploy.secure.answers import Means
-from fedblend.deploy.secure.party import public_key
-from fedblend.deploy.server.coordinator import Coordinator
-from fedblend.deploy.server.membership import Membership
-from fedblend.deploy.server.settings import RoundRules, SecureSums, ServerSetup
-from fedblend.deploy.transport import Reply, Timeouts
 from fedblend.metrics import as_metrics
 from fedblend.simulation.io.serialize import unpack
+from fedblend_federation.client.executor import ClientSetup, Executor
+from fedblend_federation.client.node import Node
+from fedblend_federation.client.permissions import Permissions
+from fedblend_federation.message import UNKNOWN, Message
+from fedblend_federation.secure.answers import Means
+from fedblend_federation.secure.party import public_key
+from fedblend_federation.server.coordinator import Coordinator
+from fedblend_federation.server.membership import Membership
+from fedblend_federation.server.settings import RoundRules, SecureSums, ServerSetup
+from fedblend_federation.transport import Reply, Timeouts
 
 EXPERIMENT = "trial"
 QUICK = Timeouts(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)

@@ -18,8 +18,13 @@ import fedblend as fb
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedblend"
-MODULES = sorted(PACKAGE.rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
+FEDERATION = ROOT / "federation" / "src" / "fedblend_federation"
+MODULES = sorted([*PACKAGE.rglob("*.py"), *FEDERATION.rglob("*.py")])
+TESTS = sorted(
+    path
+    for folder in ("tests", "federation/tests")
+    for path in (ROOT / folder).rglob("*.py")
+)
 
 LEVELS = (
     {
@@ -29,8 +34,9 @@ LEVELS = (
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
     {"metrics", "stats", "simulation", "selection", "clusters"},
-    {"config", "runs", "deploy", "report"},
+    {"config", "runs", "report"},
     {"cli", "__main__"},
+    {"federation"},
 )
 """A module imports from its own level and from those before it."""
 
@@ -60,14 +66,15 @@ EXTRAS = {
 }
 """Never imported by importing fedblend."""
 
+FOLDERS = {"fedblend": PACKAGE, "fedblend_federation": FEDERATION}
 LICENSE = "# Copyright The fedblend authors\n# SPDX-License-Identifier: Apache-2.0\n"
 FLOWER = (
-    "deploy/flower.py",
-    "deploy/grid_calls.py",
-    "deploy/grid_transport.py",
-    "deploy/server_app.py",
-    "deploy/fleet_client.py",
-    "deploy/control_client.py",
+    "federation/flower.py",
+    "federation/grid_calls.py",
+    "federation/grid_transport.py",
+    "federation/server_app.py",
+    "federation/fleet_client.py",
+    "federation/control_client.py",
 )
 """The modules that touch Flower: apps, messages of server and nodes, keys."""
 
@@ -76,12 +83,14 @@ LAZY_EXCEPTIONS = {("simulation/run.py", "report")}
 
 
 def named(path: Path) -> str:
+    if FEDERATION in path.parents:
+        return f"federation/{path.relative_to(FEDERATION).as_posix()}"
     return path.relative_to(PACKAGE).as_posix()
 
 
 def part_of(path: Path) -> str:
     """The part of the house that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return named(path).split("/")[0].removesuffix(".py")
 
 
 def level_of_file(path: Path) -> int:
@@ -151,6 +160,8 @@ def imports_from_above(path: Path) -> Iterator[str]:
     mine = level_of(part_of(path))
     for name in imported(path):
         first, *rest = name.split(".")
+        if first == "fedblend_federation":
+            first, rest = "fedblend", ["federation"]
         if first != "fedblend" or (rest and rest[0].startswith("__")):
             continue
         if not rest:  # the package itself, that is the public names of what is below
@@ -165,7 +176,7 @@ def imports_from_above(path: Path) -> Iterator[str]:
 
 
 MOST_NEIGHBORS = 15
-ONE_MORE = {"deploy/server/run.py", "runs/run.py"}
+ONE_MORE = {"federation/server/run.py", "runs/run.py"}
 """The module that still has one neighbor too many; none may join it."""
 COMMANDS = "cli/__init__.py"
 """The list of all commands, which has as many neighbors as there are commands."""
@@ -175,16 +186,18 @@ def neighbors(path: Path) -> set[str]:
     """The modules of fedblend that a module imports, at once or inside a function."""
     found = set()
     for name in imports(without_types(parsed(path))):
-        if not name.startswith("fedblend."):
+        package = name.split(".")[0]
+        if package not in FOLDERS:
             continue
-        inner = PACKAGE.joinpath(*name.split(".")[1:])
+        inner = FOLDERS[package].joinpath(*name.split(".")[1:])
         is_module = inner.with_suffix(".py").exists() or inner.is_dir()
         found.add(name if is_module else name.rpartition(".")[0])
-    return found - {module_of(path), "fedblend"}
+    return found - {module_of(path), *FOLDERS}
 
 
 def module_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    package = FEDERATION if FEDERATION in path.parents else PACKAGE
+    parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
@@ -242,7 +255,10 @@ INSIDE_A_RUN = {"_engine", "_clients", "_evaluation", "_logs", "_local"}
 """What ``Run`` keeps to its own package."""
 OUTSIDE = sorted(
     path
-    for folder in ("src", "reproductions/src", "benchmarks", "examples")
+    for folder in (
+        *("src", "federation/src", "reproductions/src"),
+        *("benchmarks", "examples"),
+    )
     for path in (ROOT / folder).rglob("*.py")
     if PACKAGE / "simulation" not in path.parents
 )
@@ -260,7 +276,7 @@ def test_nobody_reaches_into_a_run():
 
 
 def test_only_the_runtime_compiles():
-    compiling = ("simulation", "selection", "deploy")
+    compiling = ("simulation", "selection", "federation")
     assert not breaches(
         lambda path: [
             ast.unparse(node)

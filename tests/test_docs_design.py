@@ -25,7 +25,6 @@ def test_the_tree_is_the_package():
     shown = set(re.findall(r"\b\w+(?:/|\.pyi?)(?=\s|$)", "\n".join(inside)))
     there = {f"{path.name}" for path in PACKAGE.glob("*.py*") if path.suffix != ".pyc"}
     there |= {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
-    there |= {f"{path.parent.name}/" for path in PACKAGE.glob("deploy/*/__init__.py")}
     there -= {"__init__.py", "py.typed"}
     assert there <= shown
     files = [f"{name}__init__.py" if name.endswith("/") else name for name in shown]

@@ -44,7 +44,8 @@ def test_every_claim_has_a_test_or_is_a_limit():
 def test_every_test_that_is_named_exists():
     there = {
         name
-        for path in (ROOT / "tests").rglob("test_*.py")
+        for folder in ("tests", "federation/tests", "reproductions/tests")
+        for path in (ROOT / folder).rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     named = set(NAME.findall(PAGE))

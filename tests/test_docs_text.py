@@ -26,7 +26,8 @@ BRITISH = (
     r"|favour\w*|licence|centre"
 )
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-FILE = re.compile(r"\b(?:tests|benchmarks|examples|tools|src|reproductions)/[\w./*]+")
+PLACES = "federation|tests|benchmarks|examples|tools|src|reproductions"
+FILE = re.compile(rf"(?<![\w/])(?:{PLACES})/[\w./*]+")
 
 
 NAME = re.compile(r"\bfb\.\w+(?:\.\w+)*")

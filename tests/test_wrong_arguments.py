@@ -17,9 +17,9 @@ import pytest
 
 import fedblend as fb
 from fedblend.checks import fits
-from fedblend.deploy.client.executor import ClientSetup, Executor
 from fedblend.errors import UserError
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend_federation.client.executor import ClientSetup, Executor
 
 CLIENTS = 4
 KEY = jax.random.key(0)

@@ -1,9 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Write the API reference, docs/api.md and docs/api/*.md, from the docstrings.
-
-python tools/api_reference.py
-"""
+"""The API reference, docs/api.md and docs/api/*.md, from the docstrings."""
 
 import ast
 import inspect
@@ -28,8 +25,7 @@ INDEX = """\
 # API reference
 
 Every public name of `fedblend`, imported as `fb`. The pages behind the headings have
-signatures and docstrings. `python tools/api_reference.py` writes this page and those;
-do not edit them by hand. [glossary.md](glossary.md) explains the words,
+signatures and docstrings. [glossary.md](glossary.md) explains the words,
 [config.md](config.md) the keys of a configuration file.
 """
 
@@ -328,17 +324,3 @@ def pages() -> dict[str, str]:
         found[f"api/{page}.md"] = "\n".join([f"# API: {page}\n", *parts])
         index += [f"## [{page}](api/{page}.md)\n", *map(summary, inside), ""]
     return {"api.md": "\n".join(index), **found}
-
-
-def main() -> None:
-    """Write all pages, and remove those of modules that are gone."""
-    (DOCS / "api").mkdir(exist_ok=True)
-    for old in (DOCS / "api").glob("*.md"):
-        old.unlink()
-    for path, text in pages().items():
-        (DOCS / path).write_text(text, encoding="utf-8")
-    print(f"docs/api.md: {len(public())} names")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,26 +1,20 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/cli.md, the reference of all commands, from the command line itself.
-
-python tools/cli_reference.py
-"""
+"""The page docs/cli.md, the reference of all commands, from the command line itself."""
 
 import re
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from fedblend.cli import app
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 HEAD = """\
 # Commands
 
-`python tools/cli_reference.py` writes this page from the commands; do not edit it by
-hand. `fedblend COMMAND --help` shows the same in the terminal, and `python -m fedblend`
+`fedblend COMMAND --help` shows the same in the terminal, and `python -m fedblend`
 is the same program. Wrong input ends a command with one line and exit code 2.
 """
 EXAMPLES = re.compile(r"^\[bold\]Examples?\[/bold\]$", re.MULTILINE)
@@ -131,8 +125,3 @@ def _plain(value: Any) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"docs/cli.md: {len(list(commands())) - 1} commands")

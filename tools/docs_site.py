@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import reference_pages
 from docs_links import DOCS, ELSEWHERE, LINK, ROOT, broken, pages, without_code
 
 SETTINGS = ROOT / "zensical.toml"
@@ -69,7 +70,8 @@ def prepare(folder: Path) -> None:
     """Put the pages into a folder as Zensical is to read them."""
     shutil.copytree(DOCS, folder)
     shown: set[Path] = set()
-    for page in pages():
+    generated = [DOCS / name for name in reference_pages.pages()]
+    for page in [*pages(), *generated]:
         if page.name == "README.md" and page.parent == ROOT:
             continue
         inside = DOCS in page.parents
@@ -132,7 +134,9 @@ def navigation() -> list[Any]:
     """The navigation of zensical.toml, and the pages that it does not name."""
     nav = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))["project"]["nav"]
     known = {*named(nav)}
-    names = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.rglob("*.md"))]
+    written = [page for page in pages() if DOCS in page.parents]
+    names = [page.relative_to(DOCS).as_posix() for page in written]
+    names += sorted(reference_pages.pages())
     others = [name for name in names if name not in known]
     modules = [name for name in others if name.startswith("api/")]
     rest = [name for name in others if name not in modules]
@@ -167,6 +171,7 @@ def _without_hosts(site: Path) -> None:
 
 def build(out: Path) -> int:
     """Build the site into a folder; returns the exit code."""
+    reference_pages.write()
     found = [line for page in pages() for line in broken(page)]
     print(*found, sep="\n", end="\n" if found else "")
     with tempfile.TemporaryDirectory() as folder:

@@ -7,8 +7,8 @@ A file is touched when one of its functions executes; importing a module does no
 python tools/files_touched.py run CONFIG    `fedblend run CONFIG`, results thrown away
 python tools/files_touched.py round         a federated round of APFL on three nodes
 
-The federated round is the second one of the loopback federation of tests/deploy: nodes
-are enrolled, and the functions of a round compiled. It goes from the server's draw of
+The federated round is the second one of the loopback federation of the tests: nodes are
+enrolled, and the functions of a round compiled. It goes from the server's draw of
 the cohort to its checkpoint. ``--first`` takes the first round, which compiles.
 """
 
@@ -67,10 +67,10 @@ def of_run(config: Path) -> Counter[str]:
 
 def of_round(first: bool = False) -> Counter[str]:
     """The files that one round of a federation touches, over a transport of lists."""
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "federation" / "tests")]
     from configured import experiment, federated, method, nodes, write_rows
 
-    from fedblend.deploy.server.run import run_server
+    from fedblend_federation.server.run import run_server
     from loopback import LoopbackTransport
 
     wanted = 0 if first else 1

@@ -1,14 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/algorithms.md, the tables of algorithms and transforms, from the registry.
-
-python tools/registry_tables.py
-"""
+"""The page docs/algorithms.md: algorithms and transforms, from the registry."""
 
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from fedblend.checks import FLAG, Number, Paths, Rule, Words
 from fedblend.config.schema.algorithm import OPTIONS, Options
@@ -18,12 +14,10 @@ from fedblend.mixing import MIXING
 from fedblend.models.parts import PARTS
 from fedblend.registry import TRANSFORMS, AlgorithmEntry
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "algorithms.md"
 HEAD = """\
 # Algorithms and transforms
 
-`python tools/registry_tables.py` writes this page from the registrations beside the
-builders; do not edit it by hand. [add_an_algorithm.md](add_an_algorithm.md) explains
+[add_an_algorithm.md](add_an_algorithm.md) explains
 how to register a new algorithm, [conformance.md](conformance.md) has the tests of each.
 """
 OPTIONS_OF_ALL = """\
@@ -128,7 +122,3 @@ def explained(entry: AlgorithmEntry) -> dict[str, tuple[str, str]]:
 def _table(heads: tuple[str, ...], rows) -> Iterator[str]:
     for row in (heads, ("---",) * len(heads), *rows):
         yield f"| {' | '.join(row)} |"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -16,14 +16,14 @@ from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.data.dataset import task_of
 from fedblend.data.readers.read import read
-from fedblend.deploy.contract import contract_of
-from fedblend.deploy.raw_tables import data_of_nodes
 from fedblend.errors import ConfigError
 from fedblend.runs.export.export import export_models
 from fedblend.runs.personalize import personalize_from
 from fedblend.runs.predict import predict_file
 from fedblend.runs.run import run_config
 from fedblend.simulation.io.serialize import unpack
+from fedblend_federation.contract import contract_of
+from fedblend_federation.raw_tables import data_of_nodes
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 

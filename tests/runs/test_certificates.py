@@ -10,9 +10,9 @@ from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
+from fedblend.report.terminal import _certificate_lines
 from fedblend.runs.certificates import strong_convexity
 from fedblend.runs.run import Step, run_config
-from fedblend.report.terminal import _certificate_lines
 from fedblend.trees import precision
 from planned import FLIX, L2, ByHand, changed
 

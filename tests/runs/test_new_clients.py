@@ -17,11 +17,11 @@ from fedblend.config.config import check
 from fedblend.config.model import loss_name
 from fedblend.core import Down
 from fedblend.errors import RunError
+from fedblend.mixing import Blend, Neighbors
+from fedblend.registry import ALGORITHMS
 from fedblend.runs.personalize import client_work
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
-from fedblend.mixing import Blend, Neighbors
-from fedblend.registry import ALGORITHMS
 from fedblend.simulation.personalize import personalize
 from tiny_config import TINY
 

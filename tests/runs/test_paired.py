@@ -12,6 +12,7 @@ from scipy import stats
 
 from fedblend.config.config import check, dump
 from fedblend.errors import RunError
+from fedblend.metrics import Metric
 from fedblend.runs import per_row_scores
 from fedblend.runs.paired import (
     ALONE,
@@ -23,7 +24,6 @@ from fedblend.runs.paired import (
 )
 from fedblend.runs.run_folder import Folder
 from fedblend.stats.gains import TAIL, Evidence
-from fedblend.metrics import Metric
 from tiny_config import TINY
 
 METRICS = {

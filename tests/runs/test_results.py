@@ -14,9 +14,9 @@ import fedblend as fb
 from fedblend import losses as objectives
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
+from fedblend.metrics import Spread
 from fedblend.runs import results
 from fedblend.runs.run import run_config
-from fedblend.metrics import Spread
 
 DRAW = np.random.default_rng(0)
 ROWS = 12

@@ -16,11 +16,11 @@ import fedblend as fb
 from fedblend.config.build import build
 from fedblend.config.config import check, load
 from fedblend.errors import CheckpointError, ConfigError, RunError
+from fedblend.registry import ALGORITHMS
+from fedblend.report.terminal import show
 from fedblend.runs import results, run_folder
 from fedblend.runs.run import Step, run_config, stages
 from fedblend.runs.run_folder import Folder
-from fedblend.registry import ALGORITHMS
-from fedblend.report.terminal import show
 from fedblend.simulation import train_alone
 from fedblend.simulation.io import checkpoint
 from fedblend.simulation.io.serialize import unpack

@@ -11,10 +11,10 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.runs.theory_bound import promise
-from fedblend.runs.run import run_config
 from fedblend.report.page.run_files import read_run
 from fedblend.report.page.run_results import theory_curve
+from fedblend.runs.run import run_config
+from fedblend.runs.theory_bound import promise
 from fedblend.trees import precision
 from tiny_config import TINY
 

@@ -11,11 +11,11 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.federated import rows_held_out
-from fedblend.deploy.client.executor import Alone, ClientSetup, Executor
 from fedblend.simulation import train_alone
 from fedblend.simulation.result import Budget, still_improving
 from fedblend.simulation.simulate import RunSpec
 from fedblend.simulation.train_alone import Look
+from fedblend_federation.client.executor import Alone, ClientSetup, Executor
 
 KEY = jax.random.key(0)
 MEAN_LOSS = fb.metrics.mean_loss(lambda params, rows: rows)

@@ -13,9 +13,9 @@ import pytest
 import fedblend as fb
 from fedblend import compress, trees
 from fedblend.config.config import check
-from fedblend.deploy.secure.fixed_point import FixedPoint
 from fedblend.runs.run import run_config
 from fedblend.theory import privacy
+from fedblend_federation.secure.fixed_point import FixedPoint
 from tiny_config import TINY
 
 KEY = jax.random.key(3)

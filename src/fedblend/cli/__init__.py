@@ -22,21 +22,18 @@ import typer
 from fedblend import __version__, cpu_devices
 from fedblend.cli import (
     advise,
-    audit_privacy,
     auto,
     compare,
     data,
     demo,
     export,
-    federation,
-    federation_experiments,
     init,
     list_,
     personalize,
     plan,
+    plugins,
     predict,
     report,
-    reproduce,
     run,
     show,
     sweep,
@@ -64,16 +61,13 @@ app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
 app.command("advise")(advise.advise)
-app.command("audit-privacy")(audit_privacy.audit_privacy)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
 app.command("track")(track.track)
 app.command("report")(report.report)
 app.add_typer(data.app, name="data")
-federation_experiments.add_to(federation.app)
-app.add_typer(federation.app, name="federation")
-reproduce.add_to(app)
+plugins.add_to(app)
 app.command("demo")(demo.demo)
 
 UsageError: Any = typer.BadParameter.__mro__[1]

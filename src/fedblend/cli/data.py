@@ -130,13 +130,6 @@ def describe(
     client: Annotated[str | None, option("The column of the client.", "NAME")] = None,
     target: Annotated[str | None, option("The column of the target.", "NAME")] = None,
     format: OutputFormat = Format.table,
-    for_nodes: Annotated[
-        bool,
-        typer.Option(
-            "--for-nodes",
-            help="Print \\[data] of a federation whose nodes have such tables.",
-        ),
-    ] = False,
 ) -> None:
     """Show what every column of a table holds, and what preprocessing makes of it.
 
@@ -144,16 +137,6 @@ def describe(
 
     fedblend data describe hospitals.csv --client hospital --target outcome
     """
-    if for_nodes:
-        import numpy as np
-
-        from fedblend.data.readers.read import read
-        from fedblend.deploy.raw_tables import data_of_nodes
-
-        dataset = read(file, target=target, client=client)
-        clients = 1 if dataset.keys is None else len(np.unique(dataset.keys))
-        typer.echo(data_of_nodes(dataset, clients))
-        return
     from fedblend.data.description import describe
     from fedblend.runs.run_folder import as_json
 

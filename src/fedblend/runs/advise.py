@@ -27,9 +27,9 @@ from fedblend.config.model import with_rates
 from fedblend.config.transforms import selected
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.errors import ConfigError
-from fedblend.runs.tune import rebuilt
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
+from fedblend.runs.tune import rebuilt
 from fedblend.simulation.sampling import weights_of
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import mixed_fl as theory

@@ -16,9 +16,9 @@ from fedblend.errors import ConfigError, RunError
 from fedblend.runs import local_baseline, run_folder
 from fedblend.runs.comparison import Comparison, write
 from fedblend.runs.paired import data_keys
+from fedblend.runs.result_tables import Target
 from fedblend.runs.run import Step, run_config
 from fedblend.runs.run_folder import Folder
-from fedblend.runs.result_tables import Target
 
 Entry = str | Path | Config
 """A configuration, its file, or the folder of a finished run."""

@@ -21,6 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.errors import RunError
+from fedblend.metrics import Spread, over_clients
+from fedblend.report import tables
+from fedblend.report.tables import Cell, Column, Table
 from fedblend.runs import result_tables, run_folder
 from fedblend.runs.paired import (
     ALONE,
@@ -30,11 +33,8 @@ from fedblend.runs.paired import (
     compared,
     contenders,
 )
-from fedblend.runs.run_folder import Folder
 from fedblend.runs.result_tables import Keys, Target
-from fedblend.metrics import Spread, over_clients
-from fedblend.report import tables
-from fedblend.report.tables import Cell, Column, Table
+from fedblend.runs.run_folder import Folder
 
 MOST_PAIRS = 20
 """Of so many methods all pairs are compared, of more each with the first."""
@@ -113,7 +113,9 @@ def write(
     result_tables.write(out / "results", made.results)
     result_tables.write(out / "clients", clients)
     result_tables.write(out / "differences", [one.row() for one in tested])
-    result_tables.write(out / "client_differences", result_tables.of_clients(tested, names))
+    result_tables.write(
+        out / "client_differences", result_tables.of_clients(tested, names)
+    )
     result_tables.write(out / "target", made.target)
     run_folder.write_text(out / "table.md", made.markdown())
     run_folder.write_text(out / "table.tex", made.latex())

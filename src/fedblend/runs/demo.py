@@ -22,7 +22,6 @@ from rich.table import Table
 
 import fedblend as fb
 from fedblend.core import Loss
-from fedblend.stats.gains import Gain, Measured, gain_summary
 from fedblend.report.figures import plot_method_gains, plot_methods
 from fedblend.report.measures import (
     Comparison,
@@ -33,6 +32,7 @@ from fedblend.report.measures import (
     training_alone,
 )
 from fedblend.report.terminal import human_bits
+from fedblend.stats.gains import Gain, Measured, gain_summary
 
 CLIENTS, CLASSES, COHORT = 40, 4, 20
 ALONE = "local-only"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedblend.runs.saved_run import SavedRun
 from fedblend.report.measures import MODELS, shown_metrics, shown_splits, training_alone
 from fedblend.report.tables import markdown_text
+from fedblend.runs.saved_run import SavedRun
 
 SHOWN = 12
 """Columns or labels that are listed before the list is cut."""

@@ -28,11 +28,11 @@ import numpy as np
 
 from fedblend.config.config import Config, tables_differ
 from fedblend.errors import RunError, hint
+from fedblend.report.measures import in_order
 from fedblend.runs import per_row_scores, run_folder
 from fedblend.runs.per_row_scores import Saved
 from fedblend.runs.run_folder import Folder
 from fedblend.stats.gains import Evidence, Gain, gain_summary
-from fedblend.report.measures import in_order
 
 ALONE = "training alone"
 """The name of the models that clients train alone, where all runs have the same."""

@@ -16,15 +16,15 @@ import numpy as np
 
 from fedblend.core import Batch, PyTree
 from fedblend.errors import RunError
-from fedblend.runs.run_folder import Folder
-from fedblend.stats.gains import Evidence, Measured
 from fedblend.metrics import Metric
+from fedblend.runs.run_folder import Folder
 from fedblend.simulation.io.serialize import (
     WireError,
     pack_named,
     unpack,
     write_atomically,
 )
+from fedblend.stats.gains import Evidence, Measured
 
 FORMAT = "fedblend evidence 1"
 SPLITS = ("test", "validation", "train")

@@ -17,8 +17,8 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import Algorithm, PyTree, shared_model
 from fedblend.errors import RunError
-from fedblend.runs.run_folder import Folder
 from fedblend.mixing import shapes_of
+from fedblend.runs.run_folder import Folder
 from fedblend.simulation.io.serialize import WireError, as_tree
 from fedblend.simulation.run import Run
 from fedblend.simulation.stores.model_stack import StackReader, StackWriter

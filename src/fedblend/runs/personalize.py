@@ -45,9 +45,9 @@ from fedblend.data.partition.partitioners import by_key
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
-from fedblend.runs import run_folder
 from fedblend.metrics import Metric
 from fedblend.report.measures import in_order
+from fedblend.runs import run_folder
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.trees import precision
 

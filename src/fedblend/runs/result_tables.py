@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from fedblend.data.dataset import require
 from fedblend.errors import RunError
+from fedblend.report.measures import shown_splits, value_at
 from fedblend.runs import run_folder
 from fedblend.runs.paired import Difference
 from fedblend.runs.run_folder import Folder
-from fedblend.report.measures import shown_splits, value_at
 from fedblend.simulation.io.serialize import write_atomically
 
 Rows = list[dict[str, Any]]

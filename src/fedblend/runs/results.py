@@ -19,18 +19,18 @@ import fedblend as fb
 from fedblend.config.build import Built
 from fedblend.config.config import Config, with_parts
 from fedblend.config.model import loss_name
-from fedblend.runs import per_row_scores, personalize, run_folder
-from fedblend.runs.certificates import certified
-from fedblend.stats.constant_baseline import chance, worse_than_chance
-from fedblend.runs.personal_models import write_personal_models
-from fedblend.runs.run_folder import Folder, seeds_of
-from fedblend.stats.gains import Evidence, harms
 from fedblend.report import measures
 from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
+from fedblend.runs import per_row_scores, personalize, run_folder
+from fedblend.runs.certificates import certified
+from fedblend.runs.personal_models import write_personal_models
+from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results, still_improving
 from fedblend.simulation.run import Run
+from fedblend.stats.constant_baseline import chance, worse_than_chance
+from fedblend.stats.gains import Evidence, harms
 
 MOST_NAMED = 5
 """Clients whose names a warning holds."""

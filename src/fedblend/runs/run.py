@@ -20,11 +20,11 @@ from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
+from fedblend.report.figures import USUAL
+from fedblend.report.measures import in_order
 from fedblend.runs import certificates, results, run_folder, theory_bound
 from fedblend.runs.local_baseline import STAGES
 from fedblend.runs.run_folder import Folder, seeds_of
-from fedblend.report.figures import USUAL
-from fedblend.report.measures import in_order
 from fedblend.simulation import train_alone
 from fedblend.simulation.io import checkpoint
 from fedblend.simulation.run import Run

@@ -17,6 +17,8 @@ from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import RunError, hint
+from fedblend.mixing import Apply
+from fedblend.report.records import frame
 from fedblend.runs import personal_models, run_folder
 from fedblend.runs.export.portable import Portable
 from fedblend.runs.predict import (
@@ -26,8 +28,6 @@ from fedblend.runs.predict import (
     table_of,
 )
 from fedblend.runs.run_folder import Folder
-from fedblend.mixing import Apply
-from fedblend.report.records import frame
 from fedblend.simulation.stores.model_stack import StackReader
 
 

@@ -19,11 +19,11 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import dump, named_by_key
 from fedblend.config.sweep import Point, together
 from fedblend.errors import CheckpointError
+from fedblend.report.measures import in_order
 from fedblend.runs import results, run_folder, theory_bound
 from fedblend.runs.local_baseline import work_alone
 from fedblend.runs.run import TABLES, Step, advance, open_folder, stages
 from fedblend.runs.run_folder import Folder, seeds_of
-from fedblend.report.measures import in_order
 from fedblend.simulation.io import checkpoint
 from fedblend.simulation.replicas import RunOfReplicas
 from fedblend.simulation.run import Run

@@ -20,10 +20,10 @@ from fedblend.config.sweep import Point, grid, parse, programs
 from fedblend.errors import ConfigError, RunError
 from fedblend.runs.compare import OnStep, safe_name, share_alone, with_seeds
 from fedblend.runs.comparison import Comparison, write
+from fedblend.runs.result_tables import Target
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend.runs.side_by_side import NotTogether, run_together
-from fedblend.runs.result_tables import Target
 
 PROGRAMS = "programs"
 """The folder of checkpoints, while a sweep runs."""

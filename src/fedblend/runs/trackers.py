@@ -30,9 +30,9 @@ from typing import Any
 
 from fedblend.data.dataset import require
 from fedblend.errors import UserError
+from fedblend.report.measures import Row, rows_of
 from fedblend.runs import run_folder
 from fedblend.runs.run_folder import Folder
-from fedblend.report.measures import Row, rows_of
 from fedblend.simulation.run import Run
 
 COUNTS = ("seconds", "received", "dropped", "rejected")

@@ -13,10 +13,10 @@ from fedblend.config.config import load
 from fedblend.data.dataset import DataError
 from fedblend.data.datasets.hospitals import write_table
 from fedblend.errors import InputError
+from fedblend.report.page.content import page_content
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, comparison, decision
 from fedblend.runs.auto.comparison import Screen
-from fedblend.report.page.content import page_content
 
 SLOPE = np.array([2.0, -1.5, 1.0, 0.5, -0.5, 0.3])
 

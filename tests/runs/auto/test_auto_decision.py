@@ -3,7 +3,6 @@
 """The rule that decides, and the sentences that say it."""
 
 import re
-
 from importlib import resources
 
 import numpy as np

@@ -15,11 +15,11 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.data.dataset import Task
 from fedblend.errors import RunError
+from fedblend.models.adapt.peft import import_peft
+from fedblend.models.adapt.uses import leaves_by_path
 from fedblend.runs.export.peft_model import as_peft
 from fedblend.runs.export.portable import Portable
 from fedblend.runs.saved_run import load
-from fedblend.models.adapt.peft import import_peft
-from fedblend.models.adapt.uses import leaves_by_path
 
 TASK = Task("sequence", 7, (5,))
 SMALL = {"name": "transformer", "width": 8, "layers": 2, "heads": 2}

@@ -20,6 +20,7 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
 from fedblend.data.dataset import Task
 from fedblend.errors import RunError
+from fedblend.metrics.registry import STANDARD
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, table, verdict
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, Request
@@ -34,7 +35,6 @@ from fedblend.runs.auto.decision import (
 )
 from fedblend.runs.auto.tuning import Split, measures, tune
 from fedblend.runs.run import run_built
-from fedblend.metrics.registry import STANDARD
 from fedblend.trees import precision
 
 CRITERIA = {

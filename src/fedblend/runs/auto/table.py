@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.errors import RunError
+from fedblend.report.page import write_page
 from fedblend.runs import run_folder
 from fedblend.runs.auto.candidates import Request
-from fedblend.report.page import write_page
 
 FORMAT = 2
 

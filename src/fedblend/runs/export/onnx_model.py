@@ -16,6 +16,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.mixing import Apply, Neighbors, predict
 from fedblend.runs.export import onnx_columns
 from fedblend.runs.export.onnx_graph import (
     IR_VERSION,
@@ -25,7 +26,6 @@ from fedblend.runs.export.onnx_graph import (
     Graph,
 )
 from fedblend.runs.export.onnx_program import convert
-from fedblend.mixing import Apply, Neighbors, predict
 from fedblend.trees import precision
 
 

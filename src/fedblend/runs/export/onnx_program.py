@@ -17,11 +17,11 @@ from jax import export
 from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Literal
 
+from fedblend.models.scans import scan_inputs
 from fedblend.runs.export.onnx_graph import ExportError, Graph, Rule, Value
 from fedblend.runs.export.onnx_linear import LINEAR
 from fedblend.runs.export.onnx_pointwise import POINTWISE
 from fedblend.runs.export.onnx_shapes import SHAPES, is_static
-from fedblend.models.scans import scan_inputs
 
 RULES: dict[str, Rule] = {**POINTWISE, **SHAPES, **LINEAR}
 """The rule of each primitive that computes something."""

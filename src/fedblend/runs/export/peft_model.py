@@ -9,11 +9,11 @@ import jax
 from fedblend.config.model import loss_name, model_of
 from fedblend.core import PyTree
 from fedblend.errors import RunError
-from fedblend.runs.export.portable import Portable
 from fedblend.mixing import Blend, sum_of_changes
 from fedblend.models.adapt.lora import Lora, lora, with_frozen
 from fedblend.models.adapt.peft import ADAPTER as ADAPTER
 from fedblend.models.adapt.peft import LAYOUTS, peft_files
+from fedblend.runs.export.portable import Portable
 from fedblend.trees import precision
 
 GPT2 = {"positions": "learned", "norm": "layer", "bias": "all"}

@@ -28,10 +28,10 @@ from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import InputError, RunError
-from fedblend.runs import run_folder
-from fedblend.runs.personal_models import as_model
 from fedblend.mixing import Apply, predict
 from fedblend.models import Model
+from fedblend.runs import run_folder
+from fedblend.runs.personal_models import as_model
 from fedblend.simulation.io.serialize import WireError, named_leaves, pack, unpack
 from fedblend.trees import precision
 

@@ -26,11 +26,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.runs.export.onnx_graph import ExportError
 from fedblend.mixing import Blend
 from fedblend.models.char_rnn import CharRnn
 from fedblend.models.dual_encoder import DualEncoder
 from fedblend.models.feedforward import Affine, Cnn, Kernel, Mlp, Norm, NormCnn, NormMlp
+from fedblend.runs.export.onnx_graph import ExportError
 
 Named = dict[str, np.ndarray]
 

@@ -1,0 +1,230 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend federation``: experiments on a federation, from run to predict."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedblend.cli import screen
+from fedblend_federation.cli.machines import (
+    HostedClient,
+    NodePath,
+    server_settings,
+)
+
+ServerOption = Annotated[
+    Path, typer.Option("--server", metavar="FILE", help="server.toml.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    for command in (run, status, log, stop, predict, demo):
+        app.command(command.__name__)(command)
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="The TOML file of the experiment.")],
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            "--server",
+            metavar="FILE",
+            help="server.toml; here or beside the experiment by default.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of results; runs/NAME beside server.toml."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where it stopped.")
+    ] = False,
+    enroll_again: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="A client that has lost its state."),
+    ] = None,
+) -> None:
+    """Run an experiment on the nodes, and write results to a folder.
+
+    On the machine of the server, while fedblend federation server runs. A server that
+    dies meanwhile is restarted and goes on.
+
+    [bold]Example[/bold]
+
+    fedblend federation run trial.toml --server server.toml --out runs/trial
+    """
+    from fedblend.cli.run import results_folder, show_summary
+    from fedblend.config.config import load
+    from fedblend.runs import run_folder
+    from fedblend_federation.ops import submit
+
+    config, settings = load(file), settings or _server_file(file)
+    known = server_settings(settings)
+    # Where the service of the link may write.
+    out = out or settings.parent / results_folder(config)
+    submit.open_folder(out, config, known, resume, enroll_again or [])
+    last = -1
+
+    def on_step(round: int, rounds: int) -> None:
+        nonlocal last
+        if round != last:
+            last = round
+            screen.note(f"round {round} of {rounds}")
+
+    try:
+        submit.run_experiment(known, out, on_step=on_step, log=screen.note)
+    except KeyboardInterrupt:
+        screen.note(
+            f"the experiment goes on; fedblend federation stop {out} ends it, the same "
+            "command with --resume waits for it again"
+        )
+        raise typer.Exit(screen.INTERRUPTED) from None
+    show_summary(out, run_folder.read_summary(run_folder.Folder(out)))
+
+
+def _server_file(experiment: Path) -> Path:
+    """server.toml in this folder, or else beside the file of an experiment."""
+    here, beside = Path("server.toml"), experiment.with_name("server.toml")
+    # Path.exists fails in a folder that this user may not enter.
+    return here if os.path.exists(here) or not os.path.exists(beside) else beside
+
+
+def status(
+    out: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="Folder of an experiment.")
+    ] = None,
+    settings: ServerOption = Path("server.toml"),
+) -> None:
+    """Show which nodes are connected, and how far an experiment is.
+
+    The link knows the nodes, which needs server.toml; without it only the experiment is
+    shown.
+
+    [bold]Examples[/bold]
+
+    fedblend federation status --server server/server.toml
+
+    fedblend federation status runs/trial
+    """
+    from fedblend_federation.ops import flwr_processes
+    from fedblend_federation.ops.registration import members
+    from fedblend_federation.ops.settings import listed
+    from fedblend_federation.ops.status import status_of
+
+    if settings.exists() or out is None:
+        known = server_settings(settings)
+        flwr_processes.connect(known)
+        for member in members(known):
+            typer.echo(f"node {member.name}, {listed(member.clients)}: {member.status}")
+    if out is not None:
+        for line in status_of(out).lines():
+            typer.echo(line)
+
+
+def log(
+    where: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT|FILE", help="Folder of an experiment, node.toml, or an audit."
+        ),
+    ] = Path("node.toml"),
+    client: HostedClient = None,
+) -> None:
+    """Print the audit, the newest line last; fail if a line was changed.
+
+    [bold]Examples[/bold]
+
+    fedblend federation log runs/trial
+
+    fedblend federation log node.toml
+    """
+    from fedblend_federation.ops.audit import verify
+    from fedblend_federation.ops.status import audit_lines, audit_of
+
+    path = audit_of(where, client)
+    for line in audit_lines(path):
+        typer.echo(line)
+    verify(path)
+
+
+def stop(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Its folder.")],
+    settings: ServerOption = Path("server.toml"),
+) -> None:
+    """Stop an experiment; fedblend federation run with --resume goes on with it.
+
+    [bold]Example[/bold]
+
+    fedblend federation stop runs/trial --server server.toml
+    """
+    from fedblend_federation.ops import submit
+    from fedblend_federation.ops.status import status_of
+
+    submit.stop(server_settings(settings), out)
+    now = status_of(out)
+    typer.echo(f"stopped after round {now.round} of {now.rounds}; --resume goes on")
+
+
+def predict(
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Rows: .csv, .parquet, .npz."),
+    ],
+    settings: NodePath = Path("node.toml"),
+    client: HostedClient = None,
+    experiment: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Whose model; the newest by default."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; the terminal.")
+    ] = None,
+) -> None:
+    """Predict rows on a node, by the model that an experiment left there.
+
+    CSV with a column prediction, one line a row. Targets in the file are ignored.
+
+    [bold]Example[/bold]
+
+    fedblend federation predict node.toml --data new.csv --out predictions.csv
+    """
+    from fedblend.runs.run_folder import csv_text
+    from fedblend_federation.client.predict import predict_rows
+    from fedblend_federation.ops.settings import client_at
+
+    found = predict_rows(client_at(settings, client), data, experiment)
+    text = csv_text(["prediction"], ([value] for value in found.values))
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text)
+    screen.note(
+        f"{len(found.values)} rows by the model of experiment {found.experiment} after "
+        f"round {found.round}"
+    )
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of results.")] = Path(
+        "runs/federation-demo"
+    ),
+) -> None:
+    """A real federation on this machine: a link, four nodes, APFL and FLIX.
+
+    Takes some minutes, and leaves nothing running.
+
+    [bold]Example[/bold]
+
+    fedblend federation demo --out runs/federation-demo
+    """
+    from fedblend_federation.ops.demo import demo as show_demo
+
+    try:
+        show_demo(out, typer.echo)
+    except KeyboardInterrupt:
+        screen.note("interrupted; everything it had started is ended")
+        raise typer.Exit(screen.INTERRUPTED) from None

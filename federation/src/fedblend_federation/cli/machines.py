@@ -1,0 +1,385 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend federation``: the machines of a federation: keys, services, checks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from fedblend.cli import screen
+
+if TYPE_CHECKING:
+    from fedblend_federation.ops.settings import ServerSettings
+
+app = typer.Typer(
+    help="Set up and look after a real federation.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+Days = Annotated[
+    int, typer.Option(metavar="N", help="How long the certificate is valid.")
+]
+NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
+ServerPath = Annotated[
+    Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
+]
+
+
+@app.command("describe")
+def describe(
+    file: Annotated[Path, typer.Argument(help="A .csv or .parquet table.")],
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column with the client.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column with the target.")
+    ] = None,
+) -> None:
+    """Print the data table of a federation whose nodes have tables like this one.
+
+    [bold]Example[/bold]
+
+    fedblend federation describe hospitals.csv --client hospital --target outcome
+    """
+    import numpy as np
+
+    from fedblend.data.readers.read import read
+    from fedblend_federation.raw_tables import data_of_nodes
+
+    dataset = read(file, target=target, client=client)
+    clients = 1 if dataset.keys is None else len(np.unique(dataset.keys))
+    typer.echo(data_of_nodes(dataset, clients))
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write it; new or empty.")],
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Name or IP by which nodes reach it.")
+    ],
+    nodes: Annotated[
+        str, typer.Option(metavar="A,B,...", help="A name for each node.")
+    ],
+    port: Annotated[int, typer.Option(metavar="N", help="Of the proxy.")] = 443,
+    link_port: Annotated[
+        int, typer.Option(metavar="N", help="Of the link behind it, on loopback.")
+    ] = 8000,
+    days: Days = 365,
+    clients_per_node: Annotated[
+        int, typer.Option(metavar="N", help="Clients that each node hosts.")
+    ] = 1,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A frozen base for adapters, .safetensors."),
+    ] = None,
+    with_keys: Annotated[
+        bool,
+        typer.Option("--with-keys", help="Make the keys of nodes here; for trials."),
+    ] = False,
+) -> None:
+    """Make certificates and settings for a server and its nodes.
+
+    What goes where is in README.md of the folder. Nodes make their own keys, with
+    fedblend federation keys.
+
+    [bold]Example[/bold]
+
+    fedblend federation init lab --host fl.example.org --nodes alice,bob,carol
+    """
+    from fedblend_federation.ops.provision import provision
+
+    names = [name.strip() for name in nodes.split(",")]
+    provision(
+        folder,
+        host=host,
+        nodes=names,
+        port=port,
+        link_port=link_port,
+        days=days,
+        clients_per_node=clients_per_node,
+        base=base,
+        with_keys=with_keys,
+    )
+    typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")
+    if with_keys:
+        typer.echo(
+            f"whoever has {folder} can open what any node masks, and pose as any node"
+        )
+
+
+@app.command("keys")
+def keys(settings: NodePath = Path("node.toml")) -> None:
+    """Make the keys of a node, on the node, and show fingerprints to compare.
+
+    No key that is there is overwritten. The public halves are in public.toml beside
+    the file, for fedblend federation roster. Where the node has a roster.toml, the
+    fingerprints of all nodes are shown: compare them with those that the others see on
+    their nodes, over the phone.
+
+    [bold]Example[/bold]
+
+    fedblend federation keys node.toml
+    """
+    from fedblend_federation.ops import node_keys
+    from fedblend_federation.ops.settings import NodeSettings, load_as
+    from fedblend_federation.secure.roster import Roster, keys_of
+
+    public, made = node_keys.make_keys(settings)
+    names = ", ".join(path.name for path in made) or "no key; all were there"
+    typer.echo(f"made {names}; hand over {settings.parent / node_keys.PUBLIC}")
+    typer.echo(str(node_keys.print_of("this node", public)))
+    known = load_as(NodeSettings, settings)
+    if known.roster is not None and known.roster.exists():
+        for own in known.client_settings().values():
+            keys_of(own)
+        typer.echo(f"all nodes of {known.roster.name}:")
+        for one in node_keys.prints_of_roster(load_as(Roster, known.roster)):
+            typer.echo(str(one))
+
+
+@app.command("roster")
+def roster(
+    settings: ServerPath,
+    public: Annotated[
+        list[Path],
+        typer.Argument(metavar="PUBLIC...", help="Files public.toml of nodes."),
+    ],
+) -> None:
+    """Collect the public keys of nodes into roster.toml, and show fingerprints.
+
+    Also writes the keys by which the link knows the nodes. Every node needs a copy of
+    roster.toml for secure sums, and the operators of all nodes compare fingerprints.
+
+    [bold]Example[/bold]
+
+    fedblend federation roster server.toml alice.toml bob.toml carol.toml
+    """
+    from fedblend_federation.ops import node_keys
+
+    found = node_keys.collect(settings, public)
+    for one in found:
+        typer.echo(str(one))
+    wanted = [node.name for node in server_settings(settings).nodes]
+    missing = set(wanted) - {one.name for one in found}
+    more = f"; missing: {', '.join(sorted(missing))}" if missing else ""
+    typer.echo(f"wrote {settings.parent / node_keys.ROSTER}, for every node{more}")
+
+
+@app.command("renew")
+def renew(
+    folder: Annotated[Path, typer.Argument(help="That init wrote, with its ca.")],
+    days: Days = 365,
+) -> None:
+    """Make a new key and certificate for the server, before the old one ends.
+
+    [bold]Example[/bold]
+
+    fedblend federation renew lab
+    """
+    from fedblend_federation.ops import provision
+
+    provision.renew(folder, days=days)
+    server = folder / "server"
+    typer.echo(f"wrote {server / 'server.key'} and {server / 'server.crt'}")
+
+
+@app.command("doctor")
+def doctor(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="server.toml, node.toml, or a folder with them."
+        ),
+    ] = Path(),
+) -> None:
+    """Look for what makes a federation unsafe; exit code 2 if there is a fault.
+
+    Reads files, keys and certificates, and sends requests without credentials to the
+    public address.
+
+    [bold]Example[/bold]
+
+    fedblend federation doctor node.toml
+    """
+    from fedblend_federation.ops.doctor.doctor import examine
+
+    findings = examine(path)
+    for finding in findings:
+        typer.echo(str(finding))
+    faults = sum(finding.fault for finding in findings)
+    typer.echo(f"{faults} faults, {len(findings) - faults} warnings")
+    if faults:
+        raise typer.Exit(screen.BAD_INPUT)
+
+
+@app.command("audit")
+def audit(
+    file: Annotated[Path, typer.Argument(help="An audit file, audit.jsonl.")],
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="A hash that was once the newest."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The audit of the other side."),
+    ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Whose audit this is, against a server's."),
+    ] = None,
+) -> None:
+    """Check that no line of an audit was changed, removed or swapped.
+
+    Lines cut off at its end show only against what the other side received: its audit
+    has the hashes of this one.
+
+    [bold]Examples[/bold]
+
+    fedblend federation audit state/audit.jsonl
+
+    fedblend federation audit alice.jsonl --against runs/trial/audit.jsonl --client 0
+    """
+    from fedblend.errors import RunError
+    from fedblend_federation.ops.audit import heads_told, verify
+
+    heads = {head} if head else set()
+    if against is not None:
+        told = heads_told(against, client)
+        if not told:
+            raise RunError(f"{against}: has no hash of {file}; is --client right?")
+        heads |= told
+    found = verify(file, heads)
+    known = f", {len(heads)} hashes of the other side found" if heads else ""
+    typer.echo(
+        f"{file}: {found.lines} lines, unbroken{known}; newest hash {found.head}"
+    )
+
+
+HostedClient = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Which client, on a node that hosts several."),
+]
+
+
+@app.command("ledger")
+def ledger(settings: NodePath = Path("node.toml"), client: HostedClient = None) -> None:
+    """Show what a node gave away: answers, rows, measurements, epsilon.
+
+    [bold]Example[/bold]
+
+    fedblend federation ledger node.toml
+    """
+    from fedblend_federation.client.ledger import shown_ledger
+    from fedblend_federation.client.policy import load_policy
+    from fedblend_federation.ops.settings import client_at
+
+    known = client_at(settings, client)
+    delta = load_policy(known.policy).budget.delta
+    for line in shown_ledger(known.folder, delta):
+        typer.echo(line)
+
+
+def server_settings(path: Path) -> "ServerSettings":
+    """The settings of a server, from its file."""
+    from fedblend_federation.ops.settings import ServerSettings, load_as
+
+    return load_as(ServerSettings, path)
+
+
+@app.command("server")
+def server(settings: ServerPath = Path("server.toml")) -> None:
+    """Keep the link running that nodes and experiments connect to; Ctrl-C ends it.
+
+    [bold]Example[/bold]
+
+    fedblend federation server server.toml
+    """
+    from fedblend_federation.ops.supervisor import serve_link
+
+    known = server_settings(settings)
+    names = ", ".join(node.name for node in known.nodes)
+    serve_link(
+        known,
+        ready=lambda: typer.echo(f"link at {known.link}; nodes {names} may connect"),
+        log=lambda line: typer.echo(line, err=True),
+    )
+
+
+@app.command("node")
+def node(
+    settings: NodePath = Path("node.toml"),
+    flower_only: Annotated[
+        bool,
+        typer.Option(
+            "--flower-only", help="Without rows; another user runs the worker."
+        ),
+    ] = False,
+    supernode: Annotated[
+        bool,
+        typer.Option(
+            "--supernode", help="Flower's SuperNode, which runs the server's app."
+        ),
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", hidden=True)] = False,
+    carrier_only: Annotated[bool, typer.Option("--carrier-only", hidden=True)] = False,
+) -> None:
+    """Keep a node running; Ctrl-C ends it.
+
+    [bold]Example[/bold]
+
+    fedblend federation node node.toml
+    """
+    if carrier_only:
+        _renamed("--carrier-only", "--flower-only")
+    from fedblend_federation.ops.settings import NodeSettings, listed, load_as
+    from fedblend_federation.ops.supervisor import serve_carrier, serve_node
+
+    known = load_as(NodeSettings, settings)
+
+    def log(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if once:
+        screen.compile_cache()
+        serve_carrier(known, log=log)
+        return
+    folder = known.flower_folder if flower_only else known.folder
+    typer.echo(f"{listed(known.hosted)} of {known.server}; logs in {folder}")
+    serve_node(known, settings, flower_only=flower_only, supernode=supernode, log=log)
+
+
+@app.command("worker")
+def worker(
+    settings: NodePath = Path("node.toml"),
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A group whose users may connect, too."),
+    ] = None,
+) -> None:
+    """Reply to a node's messages, as the user who may read its rows.
+
+    node needs no worker, unless it runs with --flower-only: then the half with the
+    network belongs to another user, who can read neither rows nor states.
+
+    [bold]Example[/bold]
+
+    fedblend federation worker node.toml --group fedblend-flower
+    """
+    from fedblend_federation.ops.supervisor import serve_worker
+
+    screen.compile_cache()
+    serve_worker(settings, group)
+
+
+@app.command("door", hidden=True, context_settings={"ignore_unknown_options": True})
+def door(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """The earlier name of worker."""
+    del arguments
+    _renamed("federation door", "federation worker")
+
+
+def _renamed(old: str, new: str) -> NoReturn:
+    from fedblend.errors import RunError
+
+    raise RunError(f"{old}: is now called {new}")

@@ -1,0 +1,355 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The client's half of an algorithm on the node's own rows, compiled once.
+
+These are the functions that the simulator maps over a cohort, for the one client of
+this node: same keys, same shapes, same capacity.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from functools import partial
+from itertools import count, islice
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.checks import fits
+from fedblend.config.data import splits_of
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up
+from fedblend.data.dataset import DataError
+from fedblend.data.federated import (
+    FederatedData,
+    Shards,
+    gather,
+    held_out,
+    rows_held_out,
+)
+from fedblend.data.readers.read import read_new_rows
+from fedblend.errors import ConfigError
+from fedblend.metrics.metric import Metric, counted, mean_and_rows
+from fedblend.simulation import aggregators, train_alone
+from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
+from fedblend_federation.client import programs
+from fedblend_federation.contract import SPLITS, Contract, Deployment, deployment
+from fedblend_federation.ops.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from fedblend.config.schema.privacy import ProtectRows
+    from fedblend.transforms.row_noise import RowNoise
+
+Measured = dict[str, dict[str, dict[str, float]]]
+"""A measure by split, model and metric."""
+
+
+class Alone(NamedTuple):
+    """Training alone, the alternative to taking part."""
+
+    algorithm: Algorithm
+    metric: str
+    """Chooses the number of rounds."""
+    least: int
+    """Rounds to try at least: those of the experiment."""
+    rounds: int | None = None
+    """As configured; None for the number that is best on the client's own rows."""
+
+
+class ClientSetup(NamedTuple):
+    """What a node computes with in one experiment."""
+
+    client: int
+    algorithm: Algorithm
+    params: PyTree
+    """Shapes and dtypes of the parameters."""
+    root: Key
+    splits: Mapping[str, Shards]
+    """The client's own rows: shards of a single client each."""
+    capacities: Mapping[str, int]
+    """The largest number of rows of any client, by split."""
+    measures: Mapping[str, Metric]
+    rounds: int = 2**31 - 1
+    """Those of the experiment; a request for a later one is refused."""
+    perturb: Callable[[Up], Up] | None = None
+    """Adds noise to an update before it leaves; a round is then computed once."""
+    squared: float = inf
+    """mu^2 of that noise as a Gaussian mechanism, see ``ledger``."""
+    fingerprint: str = ""
+    """A hash of the rows; see ``state.fingerprint``."""
+    secret: bytes | None = None
+    """On which batches depend besides the seed."""
+    protection: str = ""
+    """Names the clipping or noise; replies that are kept under another are not sent."""
+    precision: str | None = None
+    """"float32" or "float64"; that of the process if None."""
+    central: Shard | None = None
+    """Shapes and dtypes of the server's own rows, where it has some."""
+    clients: int | None = None
+    """How many the federation has, if that is known here."""
+    alone: Alone | None = None
+    hidden: "RowNoise | None" = None
+    """The loss that the algorithm trains on, where noise hides rows."""
+
+
+def rows_of(settings: ClientSettings, contract: Contract) -> dict[str, Shards]:
+    """The client's rows, a part of them held out as the configuration says.
+
+    The columns of a raw table are encoded, see ``raw_tables``.
+
+    Raises:
+        DataError: the file cannot be read, or its rows are not of the task.
+    """
+    data, source = contract.nodes, settings.data
+    read = read_new_rows(
+        source.file,
+        contract.task,
+        target=source.target,
+        client=source.client,
+        inputs=source.inputs,
+        preprocessing=contract.schema,
+    )
+    assert not isinstance(data.test, str)
+    parts = held_out(
+        np.arange(len(read.rows[0])),
+        settings.client,
+        validation=data.validation,
+        test=data.test,
+        seed=data.seed,
+        split=splits_of(data, contract.config.run.seed)[0],
+    )
+    if not len(parts[0]):
+        raise DataError(f"{source.file}: no row is left to train on")
+    return {
+        name: gather(read.rows, [part])
+        for name, part in zip(SPLITS, parts, strict=True)
+        if name in contract.splits
+    }
+
+
+def client_setup(
+    client: int,
+    contract: Contract,
+    terms: Mapping[str, Any],
+    splits: Mapping[str, Shards],
+    rows: "ProtectRows | None" = None,
+) -> ClientSetup:
+    """The setup of a client with these rows, under the terms of the server.
+
+    ``rows`` is how gradients hide single rows.
+
+    Raises:
+        ConfigError: the terms do not fit the configuration or the rows.
+    """
+    built, config = (
+        contract.method(contract.facts(terms, splits), rows),
+        contract.config,
+    )
+    capacities = contract.capacities(terms, splits)
+    if client >= contract.clients:
+        raise ConfigError(
+            f"data.clients: {contract.clients}, and this node is client {client}"
+        )
+    alone, budget = None, contract.budget_alone(built)
+    if built.local is not None and budget is not None:
+        metric, rounds = budget.metric or "loss", config.run.rounds
+        alone = Alone(built.local, metric, rounds, budget.rounds)
+    return ClientSetup(
+        client=client,
+        clients=contract.clients,
+        algorithm=built.algorithm,
+        params=contract.params,
+        root=contract.root,
+        splits=splits,
+        capacities=capacities,
+        measures=built.measures,
+        rounds=config.run.rounds,
+        precision=config.run.precision,
+        central=contract.central_shapes(),
+        alone=alone,
+        hidden=built.hidden,
+    )
+
+
+class Executor:
+    """What one node computes in one experiment."""
+
+    def __init__(self, setup: ClientSetup):
+        self.setup, algorithm = setup, setup.algorithm
+        if setup.clients is not None:
+            fits(algorithm.needs, setup.clients)
+        self.shard = self._shard("train")
+        self.train_rows = setup.splits["train"].total
+        key = keys.at(setup.root, "client", 0, self.shard.id)
+        self.join, self.state = jax.eval_shape(
+            partial(programs.enroll, algorithm), setup.params, self.shard, key
+        )
+        self.request = jax.eval_shape(algorithm.ask, self.state, self.shard)
+
+        def first_down(params, join, central, key) -> Down:
+            aggregate = aggregators.finish(aggregators.empty(join), 1.0)
+            return trees.strongly_typed(
+                algorithm.start(params, aggregate, central, key)
+            )[0]
+
+        down = jax.eval_shape(first_down, setup.params, self.join, setup.central, key)
+        self.message = jax.eval_shape(algorithm.tell, down, self.request)
+        self.deployment = jax.eval_shape(
+            partial(deployment, algorithm), down, self.request, setup.params
+        )
+
+    def for_request(self, name: str) -> "Executor":
+        """The same, with batches that only the request of this name has.
+
+        With the same batch in two requests, the server would see what two models, or
+        two experiments, make of the same few rows.
+        """
+        if self.setup.secret is None:
+            return self
+        own, salt = copy(self), _salt(self.setup.secret, name)
+        own.shard = dataclasses.replace(self.shard, salt=salt)
+        return own
+
+    def enroll(self, params: PyTree) -> tuple[PyTree, PyTree]:
+        """What the client sends at enrollment, and its state."""
+        key = keys.at(self.setup.root, "enroll", 0, self.shard.id)
+        return programs.enroll(self.setup.algorithm, params, self.shard, key)
+
+    def ask(self, state: PyTree) -> PyTree:
+        """What part of the server's message the client needs."""
+        return programs.ask(self.setup.algorithm, state, self.shard)
+
+    def update(self, down: Down, state: PyTree) -> tuple[Up, PyTree]:
+        """The client's update of a round, and its next state."""
+        key = keys.at(self.setup.root, "client", down.round, self.shard.id)
+        return programs.update(self.setup.algorithm, down, state, self.shard, key)
+
+    def measure(self, deployed: Deployment, state: PyTree) -> tuple[PyTree, Measured]:
+        """The model that the client deploys, and its measures."""
+        round = deployed.message.round
+        key = keys.at(self.setup.root, "personal", round, self.shard.id)
+        measures = tuple(self.setup.measures.items())
+        held = {name: self._shard(name) for name in self.setup.splits}
+        model, measured = programs.measure(
+            self.setup.algorithm, measures, deployed, state, self.shard, held, key
+        )
+        return model, jax.tree.map(float, measured)
+
+    def train_alone(
+        self, params: PyTree, look: Callable[[], None] = lambda: None
+    ) -> tuple[dict[str, dict[str, float]], Budget]:
+        """``{split: {metric: value}}`` of training alone, and the number of rounds.
+
+        ``look`` is called after every round and may raise, where time is over. With a
+        configured number of rounds this is the simulator's training alone; the best
+        number a node can only choose on its own rows.
+        """
+        assert self.setup.alone is not None
+        alone = self.setup.alone
+        budget = (
+            self._best(params, alone, look)
+            if alone.rounds is None
+            else Budget(alone.rounds)
+        )
+        only = Executor(self.setup._replace(algorithm=alone.algorithm, alone=None))
+        states = only._states_alone(params, look)
+        number, state = next(islice(states, budget.rounds, None))
+        return only._measure_alone(number, state), budget
+
+    def _best(self, params: PyTree, alone: Alone, look: Callable[[], None]) -> Budget:
+        """The best number of rounds on validation rows, or held-out training rows."""
+        setup, room = self.setup, self.setup.capacities
+        data = FederatedData(setup.splits["train"], setup.splits.get("validation"))
+        if not data.validates:
+            data = data.holding_out(HELD_OUT).select([0])
+            held_out = rows_held_out(room["train"], HELD_OUT)
+            room = {"train": room["train"] - held_out, "validation": max(held_out, 1)}
+        setup = setup._replace(splits=data.splits, capacities=room)
+        trial = Executor(setup._replace(algorithm=alone.algorithm, alone=None))
+        least = train_alone.least_rounds(alone.least)
+        looks, at, wanted = [], 0, train_alone.looks()
+        for number, state in trial._states_alone(params, look):
+            if number < at:
+                continue
+            values = trial._measure_alone(number, state)["validation"]
+            score, second = (
+                train_alone.score(setup.measures[name], values[name])
+                if name in values
+                else 0.0
+                for name in (alone.metric, "loss")
+            )
+            looks.append(Look(number, score, second))
+            at = next(wanted)
+            if number and train_alone.over(looks, least):
+                break
+        return train_alone.chosen(looks, least, "its own rows", alone.metric)
+
+    def _states_alone(
+        self, params: PyTree, look: Callable[[], None]
+    ) -> Iterator[tuple[int, PyTree]]:
+        """The state after 0, 1, 2, ... rounds in which the server sends nothing."""
+        _, state = self.enroll(params)
+        for number in count():
+            yield number, state
+            _, state = jax.block_until_ready(self.update(_empty_down(number), state))
+            look()
+
+    def _measure_alone(self, number: int, state: PyTree) -> dict[str, dict[str, float]]:
+        _, measured = self.measure(Deployment(_empty_down(number)), state)
+        return {split: models["personal"] for split, models in measured.items()}
+
+    def _shard(self, split: str) -> Shard:
+        rows = self.setup.splits[split]
+        start, count, id = (
+            jnp.asarray(number, jnp.int32)
+            for number in (0, rows.total, self.setup.client)
+        )
+        capacity = self.setup.capacities[split]
+        # Room for as many rows as any client has: the compiled functions are the same
+        # for all clients, and a window of no rows at all could not be read.
+        examples = jax.tree.map(
+            lambda leaf: jnp.pad(
+                leaf, [(0, capacity - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]
+            ),
+            rows.examples,
+        )
+        salt = _salt(self.setup.secret, "")
+        return Shard(examples, start, count, id, capacity, salt)
+
+
+def _salt(secret: bytes | None, request: str) -> jax.Array | None:
+    """The salt of a shard; nobody can tell those of two requests from random ones."""
+    if secret is None:
+        return None
+    digest = hashlib.sha256(secret + request.encode()).digest()
+    return jnp.asarray(np.frombuffer(digest[:8], np.uint32))
+
+
+def bounded(metric: Metric, most: float) -> Metric:
+    """A mean over rows with what each contributes between 0 and ``most``, or 1.
+
+    Without it one row that a model gets absurdly wrong is all that a mean shows. A row
+    that is not finite counts as wrong as can be, so that every row is in every mean.
+    """
+    with_rows = metric.with_rows
+    if not metric.mean_of_rows or with_rows is None:
+        return metric
+    top = 1.0 if metric.bounded else most
+    worst = 0.0 if metric.higher_is_better else top
+
+    def measure(model, batch):
+        _, rows = with_rows(model, batch)
+        cut = jnp.where(jnp.isfinite(rows), jnp.clip(rows, 0, top), worst)
+        return mean_and_rows(cut, counted(batch, rows))
+
+    return dataclasses.replace(
+        metric, fn=lambda model, batch: measure(model, batch)[0], with_rows=measure
+    )
+
+
+def _empty_down(round: int) -> Down:
+    return Down(None, jnp.asarray(round, jnp.int32))

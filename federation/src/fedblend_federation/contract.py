@@ -1,0 +1,387 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What server and nodes agree on: the configuration, the method, the terms.
+
+Both sides build the method from the same text. At enrollment the server sends each node
+the terms: the configuration, the capacities (the largest number of rows of any client,
+by split), the rooms (a bound on the rows of a table that any client uses), whether
+constants of the losses are used, the rates that theory allows, and the preprocessing of
+raw tables. Nothing else of other clients.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.config import transforms
+from fedblend.config.build import Method, method
+from fedblend.config.config import LOOKED_UP, Config, dump, loads
+from fedblend.config.model import (
+    Rates,
+    asks_for_constants,
+    has_constants,
+    loss_name,
+    model_of,
+    rates,
+    smoothness,
+)
+from fedblend.config.schema.tables import Nodes
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard
+from fedblend.data.dataset import Task
+from fedblend.data.federated import FederatedData, Shards
+from fedblend.errors import ConfigError
+from fedblend.models import Model
+from fedblend.report.measures import in_order
+from fedblend.simulation.result import Budget
+from fedblend.theory.constants import Smoothness
+from fedblend_federation import raw_tables
+from fedblend_federation.published_config import without_paths
+
+if TYPE_CHECKING:
+    from fedblend.config.schema.privacy import ProtectRows
+
+SPLITS = ("train", "validation", "test")
+
+
+class Facts(NamedTuple):
+    """What the method depends on that only the nodes' rows determine."""
+
+    rooms: Mapping[str, int] = {}
+    """A bound on the rows that a client uses, of each table of ``[select]``."""
+    constants: Smoothness | None = None
+    """Constants of the clients' losses; a node has its own in the place of all."""
+    rates: Rates | None = None
+    """What ``rate = "theory"`` stands for."""
+    preprocessing: "raw_tables.Preprocessing | None" = None
+    """What the statistics of all nodes make of raw tables."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contract:
+    """An experiment whose rows lie on nodes, checked once, and what follows from it.
+
+    Models have the precision of the configuration: use the properties inside of
+    ``precision(config.run.precision)``.
+    """
+
+    config: Config
+    nodes: Nodes
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return self.nodes.clients
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that every node makes of its rows."""
+        wanted = (True, self.nodes.validation, self.nodes.test)
+        return tuple(name for name, part in zip(SPLITS, wanted, strict=True) if part)
+
+    @cached_property
+    def schema(self) -> "raw_tables.Schema | None":
+        """The columns of raw tables; None where nodes have numbers."""
+        return raw_tables.schema_of(self.nodes)
+
+    def statistics(self, splits: Mapping[str, Shards]) -> dict[str, list[float]]:
+        """Those of a client's training rows, of the columns of a raw table."""
+        assert self.schema is not None
+        return raw_tables.described(self.schema, splits["train"])
+
+    def transformed(
+        self, terms: Mapping[str, Any], splits: Mapping[str, Shards]
+    ) -> Mapping[str, Shards]:
+        """A client's rows with the inputs of the model: those of a raw table too."""
+        if self.schema is None:
+            return splits
+        fitted = raw_tables.preprocessing_in(self.schema, terms)
+        return raw_tables.transformed(fitted, splits)
+
+    def preprocessing(
+        self, statistics: "Sequence[raw_tables.Statistics]"
+    ) -> "raw_tables.Preprocessing":
+        """What the statistics of all nodes make of their raw tables."""
+        assert self.schema is not None
+        return raw_tables.finish(self.schema, statistics)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task that the nodes' rows must be of."""
+        data = self.nodes
+        labels, columns = tuple(data.labels or ()), tuple(data.columns or ())
+        assert data.kind is not None
+        outputs = (data.classes or len(labels)) if data.kind == "classes" else 1
+        shape = (len(columns),) if data.shape is None else tuple(data.shape)
+        if self.schema is not None:
+            columns, shape = self.schema.names, (self.schema.width,)
+        numbers = self.config.model.name in LOOKED_UP
+        names = labels, columns, numbers
+        return Task(data.kind, outputs, shape, *names, data.center, data.scale)
+
+    @cached_property
+    def row(self) -> PyTree:
+        """Shapes and dtypes of one row."""
+        inputs = jnp.int32 if self.task.numbers else jnp.float32
+        target = jnp.float32 if self.task.kind == "regression" else jnp.int32
+        return (
+            jax.ShapeDtypeStruct(self.task.shape, inputs),
+            jax.ShapeDtypeStruct((), target),
+        )
+
+    @cached_property
+    def loss(self) -> str:
+        """The name of the loss."""
+        return loss_name(self.config, self.task)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model."""
+        return model_of(self.config, self.task, self.loss)
+
+    @cached_property
+    def params(self) -> PyTree:
+        """Shapes and dtypes of its parameters."""
+        return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Bytes of a row that a gradient of the model keeps between its layers."""
+        apply, (inputs, _) = self.model.apply, self.row
+
+        def backward(params, batch):
+            return jax.vjp(lambda own: apply(own, batch), params)[1]
+
+        def kept(rows: int) -> int:
+            batch = jax.ShapeDtypeStruct((rows, *inputs.shape), inputs.dtype)
+            found = jax.tree.leaves(jax.eval_shape(backward, self.params, batch))
+            return sum(leaf.size * leaf.dtype.itemsize for leaf in found)
+
+        return kept(3) - kept(2)
+
+    @cached_property
+    def base(self) -> PyTree:
+        """Shapes and dtypes of the frozen base that the parameters change, if any."""
+        if self.config.adapt is None:
+            return ()
+        whole = self.config.model_copy(update={"adapt": None})
+        model = model_of(whole, self.task, self.loss)
+        return jax.eval_shape(model.init, jax.random.key(0))
+
+    @cached_property
+    def root(self) -> Key:
+        """The key that server and nodes share."""
+        return jax.random.key(self.seed)
+
+    @property
+    def seed(self) -> int:
+        """The seed of that key."""
+        assert isinstance(self.config.run.seed, int)
+        return self.config.run.seed
+
+    @cached_property
+    def table_sizes(self) -> dict[str, int]:
+        """The number of rows of each table of ``[select]``."""
+        return transforms.table_sizes(self.config, self.params)
+
+    @cached_property
+    def text(self) -> str:
+        """The configuration as nodes get it: without paths of the server."""
+        return dump(without_paths(self.config))
+
+    @cached_property
+    def uses_theory(self) -> bool:
+        """Whether the rate is the one that theory allows."""
+        return getattr(self.config.algorithm, "rate", None) == "theory"
+
+    @cached_property
+    def uses_constants(self) -> bool:
+        """Whether the method weighs or steps by constants of the clients' losses.
+
+        With ``[privacy]`` no client is weighed by its constants.
+        """
+        needed = self.config.privacy is None or self.uses_theory
+        asks = asks_for_constants(self.config)
+        known = has_constants(self.config.model, self.loss)
+        # Nodes describe themselves before the inputs of raw tables are known.
+        return asks and known and needed and self.schema is None
+
+    def constants(self, splits: Mapping[str, Shards]) -> Smoothness | None:
+        """The constants of a client with these rows, if the method uses them."""
+        if not self.uses_constants:
+            return None
+        rows = FederatedData(splits["train"])
+        return smoothness(self.config.model, self.loss, rows)
+
+    def rooms(self, splits: Mapping[str, Shards]) -> dict[str, int]:
+        """The rooms of a client with these rows."""
+        return transforms.rooms(
+            self.config, FederatedData(splits["train"]), self.params
+        )
+
+    def rates(self, constants: Smoothness | None) -> Rates | None:
+        """The rates of ``Facts``, from the constants of all clients.
+
+        Raises:
+            ConfigError: theory has none for this configuration.
+        """
+        if not self.uses_theory:
+            return None
+        asked = self.config.federation
+        if asked is not None and asked.quorum < 1:
+            raise ConfigError(
+                f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
+            )
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return rates(self.config, constants, size)
+
+    def method(self, facts: Facts, rows: "ProtectRows | None" = None) -> Method:
+        """The method, as server and nodes build it alike.
+
+        ``rows`` is how the node that asks hides its rows.
+        """
+        built = method(
+            self.config,
+            self.task,
+            self.clients,
+            self.config.run.cohort or self.clients,
+            facts.constants,
+            facts.rates,
+            rows=rows,
+        )
+        algorithm = transforms.selected_within(
+            self.config, built.algorithm, self.params, facts.rooms
+        )
+        return built._replace(algorithm=algorithm)
+
+    def budget_alone(self, built: Method) -> Budget | None:
+        """How many rounds a client trains alone for comparison; None if it does not."""
+        local = self.config.measure.local
+        if built.local is None:
+            return None
+        if not isinstance(local, bool):
+            return Budget(local)
+        return Budget(None, "its own rows", in_order(built.measures)[0])
+
+    def central_shapes(self) -> Shard | None:
+        """Shapes and dtypes of the server's rows, as nodes assume them."""
+        central = self.config.central
+        if central is None or central.file is None:
+            return None
+        # The server knows how many it has; on a node they need only fill a batch.
+        count = central.batch_size or 1
+        rows = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype),
+            self.row,
+        )
+        number: Any = jax.ShapeDtypeStruct((), np.dtype(np.int32))
+        return Shard(rows, number, number, number, count)
+
+    def terms(self, facts: Facts, capacities: Mapping[str, int]) -> dict[str, Any]:
+        """The terms that the server sends at enrollment."""
+        return {
+            "config": self.text,
+            "capacities": dict(capacities),
+            "rooms": dict(facts.rooms),
+            "constants": facts.constants is not None,
+            "rates": facts.rates,
+            "preprocessing": facts.preprocessing and facts.preprocessing.to_json(),
+        }
+
+    def capacities(
+        self, terms: Mapping[str, Any], splits: Mapping[str, Shards]
+    ) -> dict[str, int]:
+        """The capacities in the terms, for a client with these rows."""
+        found = terms.get("capacities")
+        if not isinstance(found, dict) or set(found) != set(splits):
+            raise ConfigError("message: has no capacities")
+        for name, split in splits.items():
+            room = found[name]
+            if not isinstance(room, int) or not split.total <= room <= 2**31 - 1:
+                raise ConfigError(f"message: capacities.{name}: {room!r} is too small")
+        return found
+
+    def facts(self, terms: Mapping[str, Any], splits: Mapping[str, Shards]) -> Facts:
+        """The facts in the terms, with what a client knows of its own rows."""
+        rooms, needed, rates = terms.get("rooms", {}), self.rooms(splits), None
+        if not isinstance(rooms, dict) or set(rooms) != set(needed):
+            raise ConfigError("message: has no rooms")
+        for name, least in needed.items():
+            room = rooms[name]
+            if not isinstance(room, int) or not least <= room <= self.table_sizes[name]:
+                raise ConfigError(f"message: rooms.{name}: {room!r} does not fit")
+        if self.uses_theory:
+            rates = _rates(terms.get("rates"))
+        constants = self.constants(splits) if terms.get("constants") else None
+        if constants is not None:
+            everywhere = np.ones(self.clients)
+            constants = constants._replace(
+                smooth=constants.smooth * everywhere,
+                convex=constants.convex * everywhere,
+            )
+        return Facts(rooms, constants, rates)
+
+
+def contract_of(config: Config) -> Contract:
+    """The contract of a configuration.
+
+    Raises:
+        ConfigError: it is for one machine, or has keys that are not for a federation.
+    """
+    data = config.data
+    if not isinstance(data, Nodes):
+        raise ConfigError(
+            f'data.partition: is "{data.partition}"; a federation needs "nodes"'
+        )
+    for key, given in (
+        ("populations", config.populations is not None),
+        ("run.seed", not isinstance(config.run.seed, int)),
+        ("run.dropout", config.run.dropout > 0),
+        ("measure.on", config.measure.on is not None),
+        ("measure.splits", config.measure.splits is not None),
+        ('measure.local_rate = "tune"', config.measure.local_rate == "tune"),
+        ("central.classes", getattr(config.central, "classes", None) is not None),
+        ("central.share", getattr(config.central, "share", None) is not None),
+    ):
+        if given:
+            raise ConfigError(f"{key}: is not for a federation")
+    return Contract(config, data)
+
+
+def parse_contract(text: str) -> Contract:
+    """The contract of a configuration that arrived in a message.
+
+    Raises:
+        ConfigError: one line that says what is wrong with it.
+    """
+    return contract_of(loads(text, "message"))
+
+
+def _rates(sent: Any) -> Rates:
+    match sent:
+        case [float(together), float(alone), float(momentum)] if (
+            0 < together < inf and 0 < alone < inf and 0 <= momentum < 1
+        ):
+            return Rates(together, alone, momentum)
+    raise ConfigError("message: has no rates")
+
+
+class Deployment(NamedTuple):
+    """What a client gets to make the model that it deploys."""
+
+    message: Down
+    shared: PyTree = ()
+    """The shared model, where the message holds it in another form."""
+
+
+def deployment(algorithm: Algorithm, down: Down, request, params) -> Deployment:
+    """The deployment of a client with this request."""
+    message = down if algorithm.needs.whole else algorithm.tell(down, request)
+    forms = (jax.tree.structure(params), jax.tree.structure(None))
+    plain = jax.tree.structure(message.shared) in forms
+    return Deployment(message, () if plain else down.shared)

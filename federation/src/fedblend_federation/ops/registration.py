@@ -1,0 +1,139 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes as the link knows them: the registered keys, and who is connected.
+
+The link gives a node an id when its key is registered, and does not return names. So
+``members.json`` keeps the ids beside the link's database.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedblend.errors import RunError
+from fedblend.runs import run_folder
+from fedblend_federation.ops.flwr_processes import SILENCE
+from fedblend_federation.ops.settings import NodeEntry, ServerSettings
+from fedblend_federation.server.experiment import Nodes
+from fedblend_federation.server.membership import Registered
+
+if TYPE_CHECKING:
+    from fedblend_federation.control_client import ControlClient
+
+UNKNOWN = "unknown"
+
+
+class Member(NamedTuple):
+    """A node, and its status: "online", "offline", "registered", "retired" or
+    "unknown".
+    """
+
+    name: str
+    clients: tuple[int, ...]
+    status: str
+
+
+def register(settings: ServerSettings) -> None:
+    """Register the keys of all nodes at the link, and unregister those that went.
+
+    A key that the link knows stays; a key that replaces another takes its place.
+    """
+    with connected(settings) as link:
+        _register(settings, link)
+
+
+def _register(settings: ServerSettings, link: "ControlClient") -> None:
+    path = settings.folder / "members.json"
+    known, there = _known(settings), link.statuses()
+    active = [node for node in settings.nodes if not node.retired]
+    wanted = {node.name: _digest(node) for node in active}
+    for name, member in list(known.items()):
+        if member["node"] in there and wanted.get(name) == member["key"]:
+            continue
+        del known[name]
+    # The link does not say whose key an id has: all ids that are not known go.
+    ours = {member["node"] for member in known.values()}
+    for id in sorted(there.keys() - ours):
+        link.unregister(id)
+    for node in active:
+        if node.name not in known:
+            known[node.name] = {
+                "key": wanted[node.name],
+                "node": link.register(node.key, node.name),
+            }
+            run_folder.write_text(path, run_folder.as_json(known))
+    run_folder.write_text(path, run_folder.as_json(known))
+
+
+def registered(settings: ServerSettings) -> Nodes:
+    """The nodes by the ids that the link gave to their keys, if ``register`` ran."""
+    known = _known(settings)
+    by_id = {
+        int(known[node.name]["node"]): Registered(node.name, node.hosted)
+        for node in settings.nodes
+        if not node.retired and node.name in known
+    }
+    gone = tuple(c for node in settings.nodes if node.retired for c in node.hosted)
+    return Nodes(by_id or None, gone)
+
+
+def members(settings: ServerSettings) -> list[Member]:
+    """The nodes of a federation, in the order of their first client ids."""
+    known, there = _known(settings), _statuses(settings)
+    return [
+        Member(
+            node.name,
+            node.hosted,
+            "retired"
+            if node.retired
+            else there.get(known.get(node.name, {}).get("node", ""), UNKNOWN),
+        )
+        for node in sorted(settings.nodes, key=lambda node: min(node.hosted))
+    ]
+
+
+def unregistered(settings: ServerSettings) -> list[NodeEntry]:
+    """The nodes whose keys, as they are in the files, the link does not know."""
+    known, there = _known(settings), _statuses(settings)
+    return [
+        node
+        for node in settings.nodes
+        if not node.retired
+        and (
+            known.get(node.name, {}).get("node") not in there
+            or known[node.name]["key"] != _digest(node)
+        )
+    ]
+
+
+def _statuses(settings: ServerSettings) -> dict[str, str]:
+    with connected(settings) as link:
+        return link.statuses()
+
+
+@contextmanager
+def connected(settings: ServerSettings) -> "Iterator[ControlClient]":
+    """One connection to the link, for as many calls as are needed."""
+    os.environ.update(SILENCE)
+    # Here and not above: only a process that connects imports Flower.
+    from fedblend_federation.control_client import ControlClient
+
+    with closing(ControlClient(str(settings.link), settings.ca)) as link:
+        yield link
+
+
+def _known(settings: ServerSettings) -> dict[str, Any]:
+    path = settings.folder / "members.json"
+    return run_folder.read_json(path) if path.exists() else {}
+
+
+def _digest(node: NodeEntry) -> str:
+    try:
+        return hashlib.sha256(node.key.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RunError(
+            f"{node.key}: {error.strerror}; fedblend federation roster writes it, from "
+            "public.toml of the node"
+        ) from None

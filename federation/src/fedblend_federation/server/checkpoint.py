@@ -1,0 +1,289 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The server's checkpoint: written after every step, whole or not at all.
+
+The folder keeps two generations. If the newer one is damaged, the server goes on from
+the older one and notes it in the audit; nodes still have the states that belong to it.
+A lock keeps a second server away: after a crash of the link two of them may be alive
+for a while.
+"""
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.errors import CheckpointError
+from fedblend.simulation.io.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    sync,
+    unpack,
+    write_atomically,
+)
+from fedblend.simulation.result import Record
+from fedblend.theory.constants import Smoothness
+from fedblend_federation.server.census import Census
+from fedblend_federation.server.coordinator import INTERVAL, Coordinator
+
+VERSION = 3
+DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading JSON can raise that this module did not write."""
+
+
+class Busy(CheckpointError):
+    """Another server has the folder open."""
+
+
+class ServerCheckpoint:
+    """The folder of a server's checkpoint; the lock is held while it is open."""
+
+    def __init__(self, folder: Path):
+        self.path, self.previous = folder / "checkpoint", folder / "checkpoint.previous"
+        self._folder = folder
+        self._rows: list[dict[str, Any]] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise Busy(f"{folder}: another server is running there") from None
+
+    def close(self) -> None:
+        """Release the folder."""
+        os.close(self._lock)
+
+    def save(self, server: Coordinator, about: Mapping[str, Any]) -> None:
+        """Write where the server is, with some JSON of the caller's.
+
+        Raises:
+            CheckpointError: it could not be written; the one before is whole.
+        """
+        started, rows = server.down is not None, self._rows
+        rows += [record.row() for record in server.records[len(rows) :]]
+        content = {
+            "server": (server.down, server.server) if started else (),
+            "ledger": server.ledger.snapshot(),
+            "bases": server.bases,
+            "requests": {str(c): asked for c, asked in sorted(server.requests.items())},
+            "measured": server.measured,
+        }
+        state = {
+            "started": started,
+            "round": server.round,
+            "interval": server.interval,
+            "records": rows,
+            "requests": sorted(server.requests),
+            "measured": [
+                {
+                    s: {m: sorted(v) for m, v in models.items()}
+                    for s, models in one.items()
+                }
+                for one in server.measured
+            ],
+            "strays": server.exchanges.strays,
+            "norms": server.norm_history.norms,
+            "about": dict(about),
+        }
+        metadata = {
+            "fedblend": str(VERSION),
+            "experiment": server.setup.experiment,
+            "state": json.dumps(state),
+        }
+        # The new one is whole and on disk before anything is moved.
+        newest = self._folder / "checkpoint.newest"
+        try:
+            write_atomically(newest, pack(content, metadata))
+            if self.path.exists():
+                os.replace(self.path, self.previous)
+            os.replace(newest, self.path)
+            sync(self._folder)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror}") from None
+
+    def read(self) -> "Saved | None":
+        """The newest checkpoint that is whole; None where there is none at all.
+
+        Raises:
+            CheckpointError: there are some, and none is whole.
+        """
+        old = self._folder / "books"
+        if old.exists():
+            raise CheckpointError(
+                f"{old}: was written by an earlier fedblend, and this one cannot go on "
+                "from it; start again in another folder"
+            )
+        damage: list[str] = []
+        for path in (self.path, self.previous):
+            try:
+                saved = _opened(path, damage)
+            except FileNotFoundError:
+                continue
+            except (OSError, WireError) as error:
+                damage.append(f"{path}: {error}")
+                continue
+            if damage:
+                # The next checkpoint must not replace the one that is whole.
+                os.replace(self.path, self._folder / "checkpoint.damaged")
+            return saved
+        if damage:
+            raise CheckpointError("; ".join(damage))
+        return None
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was read."""
+
+    path: Path
+    experiment: str
+    arrays: dict[str, np.ndarray]
+    state: dict[str, Any]
+    damage: list[str]
+    """What is wrong with newer ones."""
+
+    def restore(self, server: Coordinator) -> None:
+        """Take a freshly set up server to where the saved one was.
+
+        Raises:
+            CheckpointError: it is the checkpoint of another experiment or method.
+        """
+        state, shapes = self.state, server.shapes
+        if self.experiment != server.setup.experiment:
+            raise CheckpointError(
+                f"{self.path}: is of experiment {self.experiment}, this is "
+                f"{server.setup.experiment}"
+            )
+        column = jax.ShapeDtypeStruct(server.bases.shape, np.dtype(np.float64))
+        template = {
+            "server": (shapes.down, shapes.server) if state["started"] else (),
+            "ledger": server.ledger.snapshot(),
+            "bases": server.bases,
+            "requests": {str(client): server.request for client in state["requests"]},
+            "measured": jax.tree.map(lambda _: column, state["measured"]),
+        }
+        try:
+            content = as_tree(self.arrays, template)
+        except WireError as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
+        if state["started"]:
+            server.down, server.server = jax.tree.map(jnp.asarray, content["server"])
+        server.ledger.restore(content["ledger"])
+        server.bases = np.array(content["bases"])
+        server.requests = {
+            int(client): jax.tree.map(jnp.asarray, asked)
+            for client, asked in content["requests"].items()
+        }
+        server.round, server.interval = state["round"], state["interval"]
+        server.records, server.measured = state["records"], content["measured"]
+        server.exchanges.strays = state["strays"]
+        server.norm_history.norms = state["norms"]
+
+
+def _opened(path: Path, damage: list[str]) -> Saved:
+    arrays, metadata = unpack(path.read_bytes())
+    version = metadata.get("fedblend")
+    if version != str(VERSION):
+        raise WireError(f"is of version {version!r:.20}, this fedblend reads {VERSION}")
+    try:
+        state = json.loads(metadata["state"])
+        checked = {
+            "started": bool(state["started"]),
+            "round": int(state["round"]),
+            "interval": {name: +state["interval"][name] for name in INTERVAL},
+            "records": [Record.from_row(row) for row in state["records"]],
+            "requests": sorted(int(client) for client in state["requests"]),
+            "measured": [_columns(names) for names in state["measured"]],
+            "strays": Counter({str(k): int(v) for k, v in state["strays"].items()}),
+            "norms": [tuple(map(float, norms)) for norms in state["norms"]],
+            "about": dict(state["about"]),
+        }
+        return Saved(path, metadata["experiment"], arrays, checked, damage)
+    except DAMAGE as error:
+        raise WireError(f"its metadata are damaged ({type(error).__name__})") from None
+
+
+def _columns(names: dict) -> dict:
+    """The structure of ``measured``, with nothing in it."""
+    return {
+        split: {model: dict.fromkeys(metrics, 0) for model, metrics in by.items()}
+        for split, by in names.items()
+    }
+
+
+class SavedCensus(NamedTuple):
+    """What a checkpoint holds beside the coordinator's own state."""
+
+    census: Census | None = None
+    """What all nodes describe of their rows, once they have."""
+    repeated: int = 0
+    """Rounds that may count a second time, because newer checkpoints were damaged."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values."""
+        if self.census is None:
+            return {"repeated": self.repeated}
+        counts, rooms, known, withheld, absent, _ = self.census
+        constants = None
+        if known is not None:
+            constants = known.smooth.tolist(), known.convex.tolist(), known.exact
+        return {
+            "counts": {name: found.tolist() for name, found in counts.items()},
+            "rooms": rooms,
+            "constants": constants,
+            "withheld": withheld,
+            "absent": absent,
+            "repeated": self.repeated,
+        }
+
+
+def saved_census(saved: Saved | None) -> SavedCensus:
+    """The census in a checkpoint; none where there is no checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be used.
+    """
+    if saved is None:
+        return SavedCensus()
+    about = saved.state["about"]
+    try:
+        counts = {
+            str(name): np.array([int(count) for count in found], np.int64)
+            for name, found in about["counts"].items()
+        }
+        rooms = {str(name): int(room) for name, room in about["rooms"].items()}
+        constants = about["constants"]
+        if constants is not None:
+            smooth, convex, exact = constants
+            numbers = np.array(smooth, float), np.array(convex, float)
+            constants = Smoothness(*numbers, bool(exact))
+        withheld, absent = (
+            tuple(int(client) for client in about[name])
+            for name in ("withheld", "absent")
+        )
+        # An older checkpoint is one step behind.
+        repeated = int(about["repeated"]) + bool(saved.damage)
+        census = Census(counts, rooms, constants, withheld, absent)
+        return SavedCensus(census, repeated)
+    except DAMAGE as error:
+        raise CheckpointError(
+            f"{saved.path}: its metadata are damaged ({type(error).__name__})"
+        ) from None

@@ -1,0 +1,330 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node's policy: what is refused and why, and which measures are sent."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import example_arguments as examples
+from fedblend.config.build import build
+from fedblend.config.config import check
+from fedblend.config.schema.privacy import ProtectRows
+from fedblend.core import Aggregate, Batch, Quote, is_special
+from fedblend.errors import ConfigError
+from fedblend.metrics import METRICS
+from fedblend.metrics import build as build_metric
+from fedblend.registry import ALGORITHMS, OWN_MODEL
+from fedblend_federation.client.executor import bounded
+from fedblend_federation.client.policy import (
+    Accept,
+    Budget,
+    Limits,
+    Metrics,
+    Policy,
+    Protect,
+    Rows,
+    load_policy,
+)
+from fedblend_federation.ops.templating import template
+
+EXPERIMENT = {
+    "version": 1,
+    "name": "asked",
+    "data": {"source": "digits", "partition": "iid", "clients": 4},
+    "model": {"name": "softmax"},
+    "algorithm": {"name": "fedavg", "rate": 0.1, "steps": 1, "batch_size": 4},
+    "run": {"rounds": 50},
+}
+TABLES = {
+    "accept": Accept,
+    "rows": Rows,
+    "limits": Limits,
+    "protect": Protect,
+    "metrics": Metrics,
+    "budget": Budget,
+}
+COMPRESS = {"compressor": {"name": "rand_k", "k": 4}}
+MEASURED = {
+    "train": {"shared": {"loss": 0.25, "accuracy": 0.5}},
+    "test": {
+        "shared": {"loss": 0.123456, "accuracy": 2 / 3, "auc": 0.9},
+        "personal": {"loss": float("nan"), "auc": 0.8},
+    },
+}
+
+
+def asked(**tables):
+    return check({**EXPERIMENT, **tables}, "asked.toml")
+
+
+def test_the_usual_experiment_is_accepted():
+    assert Policy().refusal(asked()) is None
+    assert Policy().refusal(asked(compress=COMPRESS)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "tables", "line"),
+    [
+        (Policy(accept=Accept(algorithms=["flix", "apfl"])), {},
+         "policy accept.algorithms: algorithm.name is fedavg; allowed: flix, apfl"),
+        (Policy(accept=Accept(algorithms=[])), {},
+         "policy accept.algorithms: algorithm.name is fedavg; allowed: none"),
+        (Policy(accept=Accept(losses=["logistic"])), {},
+         "policy accept.losses: model.loss is not given; allowed: logistic"),
+        (Policy(accept=Accept(losses=["logistic"])),
+         {"model": {"name": "softmax", "loss": "cross_entropy"}},
+         "policy accept.losses: model.loss is cross_entropy; allowed: logistic"),
+        (Policy(accept=Accept(compress=False)), {"compress": COMPRESS},
+         "policy accept.compress: compress is a table; allowed: no compression"),
+        (Policy(protect=Protect(clip=1.0)), {"compress": COMPRESS},
+         "policy protect.clip: compress is a table; allowed: no compression of "
+         "clipped updates"),
+        (Policy(), {"central": {"how": "two_way", "share": 0.1, "batch_size": 4,
+                                "upload": True}},
+         "policy accept.upload: central.upload is true; allowed: a model and no "),
+        (Policy(accept=Accept(max_rounds=49)), {},
+         "policy accept.max_rounds: run.rounds is 50; allowed: at most 49"),
+        (Policy(), {"algorithm": EXPERIMENT["algorithm"] | {"name": "scaffold"}},
+         "policy accept.algorithms: algorithm.name is scaffold; allowed: apfl, "),
+    ],
+)  # fmt: skip
+def test_refusals_name_key_value_and_what_is_allowed(policy, tables, line):
+    said = policy.refusal(asked(**tables))
+    assert said is not None
+    assert said.startswith(line)
+    assert "\n" not in said
+
+
+def test_any_allows_everything():
+    policy = Policy(accept=Accept(algorithms="any"))
+    algorithm = EXPERIMENT["algorithm"] | {"name": "scaffold"}
+    assert policy.refusal(asked(algorithm=algorithm)) is None
+
+
+OWN = {
+    "fedopt": {"server": 1.0},
+    "reptile": {"server": 1.0},
+    "fomaml": {"server": 1.0},
+    "fedprox": {"mu": 0.1},
+    "svrg": {"refresh": 0.5},
+    "finetune": {"finetune": {"rate": 0.1, "steps": 1, "batch_size": 4}},
+    "flix": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
+    "flix_local_steps": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
+    "apfl": {"alpha": 0.5},
+    "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.1},
+    "perfedavg": {"inner_rate": 0.1},
+    "pfedme": {"inner_rate": 0.1, "inner_steps": 1, "lam": 1.0},
+    "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 1, "batch_size": 4}},
+    "l2gd": {"lam": 0.5, "steps": 2},
+    "fedrep": {"head": ["bias"], "head_steps": 1},
+    "agnostic": {"q_rate": 0.1},
+}
+"""Options of algorithms; of others they are examples."""
+WEIGHTED = ("scafflix",)
+"""Algorithms whose updates have a weight, alpha_i^2/rate: it has L_i of the client only
+where ``accept.constants`` told it already."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in ALGORITHMS
+        if name != "local_only" and name not in examples.ON_ADAPTERS
+    ],
+)
+def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
+    own = OWN[name] if name in OWN else examples.options(name)
+    algorithm = EXPERIMENT["algorithm"] | {"name": name} | own
+    config = asked(algorithm=algorithm, measure={"local": False})
+    more = set(ALGORITHMS[name].sends) - {"update"}
+    bare = Protect(rows=ProtectRows(noise=0.0))
+    hidden = ALGORITHMS[name].reads == "gradients" and "lbfgs" not in str(own)
+    refusal, own = Policy(protect=bare).refusal(config), more == {OWN_MODEL}
+    assert (refusal is None) == (not more)
+    assert (str(refusal).startswith("policy accept.own_models: ")) == own
+    agreed = Policy(protect=bare, accept=Accept(own_models=True)).refusal(config)
+    assert (agreed is None) == (not more or own)
+    for accepted in ("any", [name]):
+        accept = Accept(algorithms=accepted)
+        assert Policy(protect=bare, accept=accept).refusal(config) is None
+        assert (Policy(accept=accept).refusal(config) is None) == hidden
+    built = build(config)
+    join, _ = jax.eval_shape(
+        built.algorithm.enroll,
+        jax.eval_shape(built.model.init, jax.random.key(0)),
+        built.federated_data.train.shard(0),
+        jax.random.key(0),
+    )
+    assert bool(jax.tree.leaves(join)) == (own or "features" in more)
+    extra = _extra(built)
+    if name in WEIGHTED:
+        (weight,) = extra
+        assert weight.shape == ()
+        extra = []
+    assert (extra == []) == (not more or own)
+
+
+def _extra(built) -> list:
+    """The leaves of what a client says beside a model, by shape."""
+    algorithm, shard = built.algorithm, built.federated_data.train.shard(0)
+    key = jax.random.key(0)
+
+    def said():
+        params = built.model.init(key)
+        join, client = algorithm.enroll(params, shard, key)
+        everyone = Aggregate(join, jnp.float32(1), jnp.int32(1))
+        down, _ = algorithm.start(params, everyone, None, key)
+        told = algorithm.tell(down, algorithm.ask(client, shard))
+        single = [join] if getattr(join, "ndim", 0) else []  # no model is an array
+        return single, algorithm.client(told, client, shard, key)[0].extra
+
+    leaves = jax.tree.leaves(jax.eval_shape(said), is_leaf=is_special)
+    return [leaf for leaf in leaves if not isinstance(leaf, Quote)]  # the server's own
+
+
+def test_measures_are_filtered_and_rounded():
+    counts = {"train": 100, "test": 20}
+    told = Policy().disclosed(MEASURED, counts)
+    assert told == {
+        "test": {
+            "shared": {"loss": 0.123, "accuracy": 0.667},
+            "personal": {"loss": 100.0},
+        }
+    }
+    every = Policy(metrics=Metrics(names="any", splits=["train", "test"], round_to=1))
+    assert every.disclosed(MEASURED, counts) == {
+        "train": {"shared": {"loss": 0.2, "accuracy": 0.5}},
+        "test": {
+            "shared": {"loss": 0.1, "accuracy": 0.7, "auc": 0.9},
+            "personal": {"loss": 100.0, "auc": 0.8},
+        },
+    }
+
+
+@pytest.mark.parametrize("counts", [{"test": 19}, {}, {"train": 1000}])
+def test_few_rows_are_not_measured_for_others(counts):
+    assert Policy().disclosed(MEASURED, counts) == {}
+
+
+def test_all_measures_may_be_withheld():
+    assert Policy(metrics=Metrics(names=[])).disclosed(MEASURED, {"test": 99}) == {}
+    assert Policy(metrics=Metrics(splits=[])).disclosed(MEASURED, {"test": 99}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[accept]\nalgorithms = ['fedavgg']",
+         'accept.algorithms.0: "fedavgg" is not an algorithm'),
+        ("[accept]\nmax_round = 1", "accept.max_round: unknown key; did you mean"),
+        ("[accept]\ncompress = 1", "accept.compress: 1 is not true or false"),
+        ("[protect]\nnoise = 1.0", "protect.noise: is in units of clip, which is"),
+        ("[protect]\nclip = 0.0", "protect.clip: 0.0 is not above 0"),
+        ("[protect]\nclip = nan", "protect.clip: nan is not a finite number"),
+        ("[metrics]\nnames = ['f1']", 'metrics.names.0: "f1" is not loss, accuracy'),
+        ("[metrics]\nnames = ['rmse']", 'metrics.names.0: "rmse" is not loss, '),
+        ("[metrics]\nround_to = 20", "metrics.round_to: 20 is not in [0, 15]"),
+        ("[budget]\nepsilon = 1.0", "budget.epsilon: needs protect.noise, which is 0"),
+        ("[rows]\nsplit = 'any one'", 'rows.split: "any one" is not one of '),
+        ("[limits]\nsteps = 0", "limits.steps: 0 is not "),
+        ("[metric]", "metric: unknown key; did you mean 'metrics'?"),
+    ],
+)  # fmt: skip
+def test_one_line_for_what_is_wrong_in_a_policy(text, line, tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_policy(path)
+    assert str(error.value).startswith(f"{path}: {line}")
+
+
+def test_an_empty_policy_has_the_defaults(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    assert load_policy(path) == Policy()
+    path.write_text("[protect]\nclip = 2.0\nnoise = 0.5\n")
+    assert load_policy(path).protect == Protect(clip=2.0, noise=0.5)
+
+
+def test_the_documented_policy_is_the_default_and_every_key_is_explained(tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
+    (shown,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    path = tmp_path / "policy.toml"
+    path.write_text(shown)
+    assert load_policy(path) == Policy()
+    for table, section in TABLES.items():
+        for key in section.model_fields:
+            assert f"`{table}.{key}`" in text
+
+
+def test_the_policy_that_init_writes_is_the_default_and_shows_every_key(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(template("policy.toml"))
+    assert load_policy(path) == Policy()
+    for section in TABLES.values():
+        for key in section.model_fields:
+            shown = rf"^((# )?{key} = |\[\w+\.{key}\])"
+            assert re.search(shown, path.read_text(), re.M), key
+
+
+def test_metrics_that_one_row_can_move_without_bound_stay_on_the_node():
+    every = Policy(metrics=Metrics(names="any"))
+    measured = dict.fromkeys(METRICS, 0.5) | {"recall@3": 0.25, "unheard": 0.5}
+    sent = every.disclosed({"test": {"shared": measured}}, {"test": 50})
+    kept = {"rmse", "r2", "unheard"}
+    assert set(sent["test"]["shared"]) == set(measured) - kept
+
+
+def test_noise_is_for_means_over_rows_only():
+    noisy = Policy(metrics=Metrics(names="any", noise=1.0, bound=10.0, round_to=12))
+    of_rows = {"loss": 10.0, "mse": 10.0, "mae": 10.0, "log_loss": 10.0}
+    of_rows |= dict.fromkeys(("brier", "accuracy", "recall@2"), 1.0)
+    measured = {"test": {"shared": dict.fromkeys([*METRICS, *of_rows], 0.5)}}
+    sent = [noisy.disclosed(measured, {"test": 50})["test"]["shared"] for _ in range(9)]
+    assert set(sent[0]) == {*of_rows, "recall"}
+    for name, most in of_rows.items():
+        spread = np.std([one[name] for one in sent]) * 50 / most
+        assert 0.2 < spread < 3  # of 9 draws, outside once in 10,000 times
+
+
+def test_noise_on_measures_is_in_units_of_what_one_row_changes():
+    noisy = Policy(metrics=Metrics(noise=2.0, round_to=12, bound=10.0, names="any"))
+    shown = [noisy.disclosed(MEASURED, {"test": 50})["test"] for _ in range(300)]
+    assert {*shown[0]["personal"]} == {"loss"} and "auc" not in shown[0]["shared"]
+    for name, most in (("loss", 10.0), ("accuracy", 1.0)):
+        found = [
+            one["shared"][name] - MEASURED["test"]["shared"][name] for one in shown
+        ]
+        assert np.std(found) == pytest.approx(2.0 * most / 50, rel=0.2)
+
+
+def test_what_a_row_brings_to_a_mean_is_bounded_on_a_node():
+    rows = Batch((jnp.array([1.0, 1.0, 1000.0]), jnp.zeros(3)))
+
+    def value(name, most):
+        metric = build_metric(name, "regression", lambda p, x: x[0], lambda p, x: x)
+        return float(bounded(metric, most)(None, rows))
+
+    assert value("mae", 4.0) == 2.0 and value("mse", 4.0) == 2.0
+    assert value("rmse", 4.0) == value("rmse", 1e9)  # it stays on the node
+
+
+def test_what_is_not_finite_is_as_wrong_as_can_be_and_is_never_left_out():
+    rows = Batch((jnp.array([jnp.nan, 1.0, jnp.inf, 1.0]), jnp.ones(4)), jnp.ones(4))
+    for name, kind, found in (("mae", "regression", 4.0), ("accuracy", "binary", 0.75)):
+        metric = build_metric(name, kind, lambda p, x: x[0], lambda p, x: x)
+        assert float(bounded(metric, 8.0)(None, rows)) == found
+    every = Policy(metrics=Metrics(names="any", minimum_count=0))
+    measured = dict.fromkeys(METRICS, float("nan"))
+    sent = every.disclosed({"test": {"shared": measured}}, {"test": 3})["test"]
+    worst = {"loss": 100.0, "accuracy": 0.0, "balanced_accuracy": 0.0, "brier": 1.0}
+    assert worst.items() <= sent["shared"].items()
+    # A ranking of one class is no number, and is never sent with noise.
+    assert {*METRICS} - {*sent["shared"]} == {"auc", "average_precision", "rmse", "r2"}
+    assert every.disclosed({"test": {"shared": measured}}, {"test": 0}) == {}
