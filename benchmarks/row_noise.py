@@ -11,6 +11,7 @@ without noise.
 """
 
 import argparse
+import runpy
 import time
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,10 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.datasets.hospitals import write_table
 from fedblend.theory.gaussian import row_epsilon
+
+STORIES = Path(__file__).parents[1] / "examples" / "stories"
+"""Where the generator of the made-up table is."""
 
 DELTA = 1e-5
 NOISES = (0.0, 0.5, 1.0, 3.0, 8.0)
@@ -58,9 +61,10 @@ def femnist(seed: int):
 
 def hospitals(seed: int):
     """The made-up table of 20 hospitals, standardized over all of them."""
+    made_up = runpy.run_path(str(STORIES / "made_up_hospitals.py"))
     with TemporaryDirectory() as folder:
         file = Path(folder) / "hospitals.csv"
-        write_table(file, fb.datasets.hospitals())
+        made_up["write_table"](file, made_up["hospitals"]())
         data = fb.data.read(file, target="outcome", client="hospital")
     parts = fb.partition.by_key(data.keys)
     federated = fb.data.federate_dataset(

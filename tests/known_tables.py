@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from fedblend.data.datasets.hospitals import write_table
 from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.comparison import Comparison, Screen
 from fedblend.trees import precision
@@ -97,7 +97,7 @@ def numbers(seed: int) -> Table:
 def judge(columns: Table, place: Path) -> Comparison:
     """The comparison of a table in a folder, decided, without runs and a page."""
     path = place / "table.csv"
-    write_table(path, columns)
+    pd.DataFrame(columns).to_csv(path, index=False)
     found = Comparison(Request(path, "site", "outcome"), place / "out", 4.0, Screen())
     with precision("float32"):
         found.judge()

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from made_up_hospitals import hospitals, write_table
 from matplotlib.figure import Figure
 
 import fedblend as fb
-from fedblend.data.datasets.hospitals import hospitals, write_table
 
 TINY = os.environ.get("FEDBLEND_TINY") == "1"
 CLIENTS, ROWS = (6, 120) if TINY else (20, 500)

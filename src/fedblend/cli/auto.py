@@ -47,9 +47,9 @@ def auto(
 
     [bold]Examples[/bold]
 
-    fedblend data example hospitals.csv
+    fedblend data example heart.csv
 
-    fedblend auto hospitals.csv --client hospital --target outcome
+    fedblend auto heart.csv --client center --target disease
     """
     screen.compile_cache()
     from fedblend.runs.auto import auto as compared

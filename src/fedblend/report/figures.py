@@ -1,12 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of runs: curves over rounds and bits, each client's gain, methods compared.
+"""Figures of runs: curves over rounds and bits, and each client's gain.
 
 matplotlib is imported when a figure is drawn, and only its object-oriented part:
 no window, no global state.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -25,7 +25,6 @@ from fedblend.report.looks import (
     LABELS,
     LOOKS,
     MARKERS,
-    PALETTE,
     Alone,
     label,
 )
@@ -136,44 +135,6 @@ def plot_harm(
             axes[2].set_xlabel("alpha, the weight of the shared model")
             axes[2].set_ylabel("clients")
         return save(figure, stem, formats)
-
-
-def plot_methods(lines: Mapping[str, Curve], title: str, stem: Path) -> list[Path]:
-    """The accuracy of each method over rounds; the files written."""
-    with style():
-        figure = new_figure(6.4, 3.8)
-        axes = figure.subplots()
-        looks = zip(cycle(PALETTE), cycle(MARKERS), cycle(DASHES))
-        for (name, curve), (color, marker, dashes) in zip(
-            lines.items(), looks, strict=False
-        ):
-            look = {"color": color, "marker": marker, "ls": dashes}
-            _draw_curve(axes, curve, "rounds", label=name, **look)
-        # Untrained models, at chance, would press all else against the top.
-        axes.set_ylim(min(curve.low[1:].min() for curve in lines.values()) - 0.01)
-        axes.set_ylim(top=min(axes.get_ylim()[1], 1.0))
-        axes.set_xlabel("rounds")
-        axes.set_ylabel("test accuracy, mean over clients")
-        axes.set_title(title)
-        axes.legend(loc="lower right")
-        return save(figure, stem)
-
-
-def plot_method_gains(
-    gains: Mapping[str, Comparison], stem: Path, alone: Alone = None
-) -> list[Path]:
-    """A panel with the gains of each method, two in a row; the files written."""
-    rows = -(-len(gains) // 2)
-    with style():
-        figure = new_figure(9.0, 3.4 * rows)
-        panels = figure.subplots(rows, 2, sharey=True, squeeze=False)
-        for axes, (name, found) in zip(panels.flat, gains.items(), strict=False):
-            draw_gains(axes, found, alone, name)
-        for axes in panels[:, 1]:
-            axes.set_ylabel("")
-        for axes in panels.flat[len(gains) :]:
-            axes.set_visible(False)
-        return save(figure, stem)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ def draw_gains(
     axes: Any,
     found: Comparison,
     alone: Alone,
-    name: str = "",
     names: Sequence[str] = (),
 ) -> None:
     """A bar with its interval for each client, colored where it excludes zero."""
@@ -34,7 +33,7 @@ def draw_gains(
     title = measures.in_short(gain_summary(gain), found.reference)
     if found.seeds > 1:
         title += f"; mean of {found.seeds} seeds"
-    axes.set_title(f"{name}\n{title}" if name else title)
+    axes.set_title(title)
     other = label(found.reference, alone)
     axes.set_ylabel(f"{found.split} {found.metric},\ngain over {other}")
     fits = bool(names) and len(order) <= MOST_NAMES

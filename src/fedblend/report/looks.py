@@ -11,8 +11,6 @@ from fedblend.report import measures
 
 COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
 HARM, UNSURE = "#D55E00", "#B0B0B0"
-PALETTE = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-"""The colors of methods that are compared."""
 LOOKS: Any = {
     "shared": {"color": COLORS["shared"], "ls": "-", "marker": "o"},
     "local": {"color": COLORS["local"], "ls": (0, (5, 2))},
@@ -20,7 +18,7 @@ LOOKS: Any = {
 }
 """Models differ in dashes and markers too, for readers and printers without colors."""
 MARKERS, DASHES = "osD^vX", ("-", (0, (5, 2)), (0, (4, 1, 1, 1)), (0, (1, 1)))
-"""Those of methods that are compared, and of the values of a sweep."""
+"""Those of the values of a sweep."""
 LABELS = {
     "shared": "the shared model",
     "local": "training alone",

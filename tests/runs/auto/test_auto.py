@@ -5,13 +5,13 @@
 import csv
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedblend as fb
 from fedblend.cli import main
 from fedblend.config.config import load
 from fedblend.data.dataset import DataError
-from fedblend.data.datasets.hospitals import write_table
 from fedblend.errors import InputError
 from fedblend.report.page.content import page_content
 from fedblend.runs import run_folder
@@ -207,7 +207,7 @@ def test_a_method_that_there_is_no_time_for_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison.Comparison, "_run", lambda self, seeds: None)
     monkeypatch.setattr(comparison.Comparison, "_write", lambda self: None)
     path = tmp_path / "table.csv"
-    write_table(path, columns(4))
+    pd.DataFrame(columns(4)).to_csv(path, index=False)
     request = candidates.Request(path, "site", "outcome")
     found = comparison.Comparison(request, tmp_path / "out", 1e-6, Screen())
     what, *_ = found.complete()["verdict"]
@@ -231,7 +231,7 @@ def test_a_leak_is_said_before_training_and_on_top(tmp_path):
     table, lines = columns(6), []
     table["discharge"] = np.where(table["outcome"] == "yes", "dead", "alive")
     path = tmp_path / "table.csv"
-    write_table(path, table)
+    pd.DataFrame(table).to_csv(path, index=False)
     request = candidates.Request(path, "site", "outcome")
     found = comparison.Comparison(request, tmp_path / "out", 1, Screen(lines.append))
     found.judge()
@@ -246,7 +246,7 @@ def test_a_leak_is_said_before_training_and_on_top(tmp_path):
 
 def test_inputs_are_the_columns_to_predict_from(tmp_path):
     path = tmp_path / "table.csv"
-    write_table(path, columns(6))
+    pd.DataFrame(columns(6)).to_csv(path, index=False)
     request = candidates.Request(path, "site", "outcome", inputs=("x0", "x1"))
     found = comparison.Comparison(request, tmp_path / "out", 1, Screen())
     found.judge()

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demonstration of a real federation: a link and four nodes on this machine.
 
-The nodes hold the handwritten digits of the first four clients of ``fedblend demo``,
-four classes each; half of the digits are held out. Messages travel over Flower with
-keys and TLS, as over a network. APFL runs, then FLIX.
+The handwritten digits are dealt to forty clients, four classes each; the nodes are the
+first four of them, and half of the digits are held out. Messages travel over Flower
+with keys and TLS, as over a network. APFL runs, then FLIX.
 """
 
 import csv
@@ -24,7 +24,6 @@ from fedblend.config.config import load as load_config
 from fedblend.data.datasets import load
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.errors import RunError
-from fedblend.runs.demo import CLASSES, CLIENTS
 from fedblend.runs.run_folder import Folder
 from fedblend_federation.ops import submit
 from fedblend_federation.ops.flwr_processes import interrupted_by_sigterm
@@ -32,6 +31,7 @@ from fedblend_federation.ops.local_cluster import LocalCluster, local_cluster
 from fedblend_federation.ops.templating import template
 
 NODES = ("alice", "bob", "carol", "dave")
+CLIENTS, CLASSES = 40, 4
 MODELS = {"shared": "shared", "alone": "local", "personal": "personal"}
 """Models that a node may use, by title, with their names in the results."""
 

@@ -11,7 +11,6 @@ from fedblend.data.datasets.characters import shakespeare as shakespeare
 from fedblend.data.datasets.characters import wikitext2 as wikitext2
 from fedblend.data.datasets.femnist import femnist as femnist
 from fedblend.data.datasets.femnist import femnist_from_leaf as femnist_from_leaf
-from fedblend.data.datasets.hospitals import hospitals as hospitals
 from fedblend.data.datasets.libsvm import libsvm as libsvm
 from fedblend.data.datasets.mnist import fashion_mnist as fashion_mnist
 from fedblend.data.datasets.mnist import mnist as mnist

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fb.auto``: the comparison of a table or frame, and what came out of it."""
 
+import csv
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fedblend.data.dataset import DataError
-from fedblend.data.datasets.hospitals import write_table
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
 from fedblend.runs.auto import table as methods
@@ -127,7 +127,10 @@ def _stored(frame: Any, folder: Path) -> Path:
     elif hasattr(frame, "write_csv"):
         frame.write_csv(fresh)
     elif isinstance(frame, Mapping):
-        write_table(fresh, {name: np.asarray(of) for name, of in frame.items()})
+        with fresh.open("x", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(frame)
+            writer.writerows(zip(*map(np.asarray, frame.values()), strict=True))
     else:
         raise DataError(
             f"table: {type(frame).__name__} is no path, no frame of pandas or polars, "

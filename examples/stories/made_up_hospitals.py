@@ -9,15 +9,17 @@ its own (who is sent there) and slopes that differ a little. In one hospital, "C
 Clinic", laboratory values are on scales that run the other way: what holds elsewhere is
 wrong there. So federation pays for most hospitals, personal models pay a little more,
 and the shared model harms one hospital.
+
+    python examples/stories/made_up_hospitals.py hospitals.csv
 """
 
 import csv
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from fedblend.checks import COUNT, WHOLE, gate
 from fedblend.data.dataset import generator
 
 TARGET, CLIENT = "outcome", "hospital"
@@ -35,7 +37,6 @@ WARD_RISK = (0.0, -0.4, 0.3, 1.3, 0.7)
 SMOKING = ("never", "former", "current")
 
 
-@gate(clients=COUNT, rows=COUNT, seed=WHOLE)
 def hospitals(
     clients: int = 20, rows: int = 500, seed: int = 0
 ) -> dict[str, np.ndarray]:
@@ -155,3 +156,7 @@ def _as_recorded(
         "lactate": some(lactate, calm),
         "albumin": some(of["albumin"].round(), 0.08),
     }
+
+
+if __name__ == "__main__":
+    write_table(Path(sys.argv[1]), hospitals())
