@@ -129,8 +129,9 @@ class AlgorithmEntry(Entry):
     """The keys of a configuration for parameters that have another name there."""
     keeps: str | None
     """The parameter that names the parts of the model which stay with a client."""
-    theory: bool
-    """Theory has a step for it: a configuration may have ``rate = "theory"``."""
+    theory: Callable[..., Any] | None
+    """Theory's step for it, or all that theory chooses (``LocalTraining``) where a coin
+    ends rounds: a configuration may have ``rate = "theory"``."""
     own_rates: bool = False
     """That step is one for every client, which the builder finds itself from L_i."""
     coin: bool = False
@@ -144,6 +145,12 @@ class AlgorithmEntry(Entry):
     reads: str = "gradients"
     """What a client takes from its rows besides gradients of the loss; that word where
     there is nothing else, so that ``row_noise`` covers it."""
+    trains_kept: bool = True
+    """Clients train the part of the model that stays with them."""
+    everyone: bool = False
+    """All clients take part in each of its rounds."""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What a configuration has for keys that it leaves out, if not the usual."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,13 +221,16 @@ def algorithm(
     new_client: NewClient = TRAINS,
     keys: Mapping[str, str] = MappingProxyType({}),
     keeps: str | None = None,
-    theory: bool = False,
+    theory: Callable[..., Any] | None = None,
     own_rates: bool = False,
     coin: bool = False,
     form: str | None = None,
     encodes: bool = False,
     preset_of: str | None = None,
     reads: str = "gradients",
+    trains_kept: bool = True,
+    everyone: bool = False,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[Decorated], Decorated]:
     """Register the algorithm that the decorated function builds.
 
@@ -232,7 +242,7 @@ def algorithm(
         new_client: how a client that joins after the training gets its model.
         keys: the keys of a configuration for parameters that have another name there.
         keeps: the parameter that names the parts of the model which stay with a client.
-        theory: whether a configuration may have ``rate = "theory"``.
+        theory: the function that finds the step, where theory has one.
         own_rates: whether the builder itself takes "theory" for a rate.
         coin: whether a coin ends its rounds, so that theory may choose their steps.
         form: what a configuration makes of the model: "ensemble" for several of it,
@@ -242,6 +252,9 @@ def algorithm(
         preset_of: the algorithm of which it is a setting, with the same messages and
             states.
         reads: what a client takes from its rows besides gradients of the loss.
+        trains_kept: whether clients train the part that stays with them.
+        everyone: whether all clients take part in each round.
+        defaults: unusual values of keys that a configuration leaves out.
     """
 
     def register(build: Decorated) -> Decorated:
@@ -260,6 +273,9 @@ def algorithm(
             encodes,
             preset_of,
             reads,
+            trains_kept,
+            everyone,
+            defaults,
         )
         ALGORITHMS.add(entry)
         return build

@@ -49,6 +49,7 @@ from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Quotable, Quote,
 from fedblend.local import WORK, Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
+from fedblend.theory import local_training as theory
 from fedblend.theory.local_training import dealt_scales
 
 
@@ -68,7 +69,13 @@ class Sent(NamedTuple):
     seed: Quotable
 
 
-@algorithm(theory=True, coin=True, encodes=True, new_client=NewClient(build=fedavg))
+@algorithm(
+    theory=theory.compressed_scaffnew,
+    coin=True,
+    encodes=True,
+    everyone=True,
+    new_client=NewClient(build=fedavg),
+)
 @gate(**WORK, clients=COUNT, copies=Number(whole=True, least=2))
 def compressed_scaffnew(
     loss: Loss, work: Work, *, clients: int, copies: int

@@ -39,6 +39,7 @@ from fedblend.registry import NewClient, algorithm
     keeps="head",
     new_client=NewClient(visits=0, steps="tuning_steps"),
     preset_of="partial",
+    trains_kept=False,
 )
 @gate(
     **WORK,

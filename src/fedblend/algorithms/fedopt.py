@@ -36,7 +36,10 @@ class FedOptServer(NamedTuple):
     optimizer: PyTree
 
 
-@algorithm(keys={"server_optimizer": "server"})
+@algorithm(
+    keys={"server_optimizer": "server"},
+    defaults={"server": {"name": "adam", "rate": 0.01}},
+)
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def fedopt(
     loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation

@@ -37,6 +37,7 @@ from fedblend.local import OPTIMIZER, WORK, Work
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import OWN_MODEL, SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
+from fedblend.theory.steps import dgd
 
 RULES = {
     **WORK,
@@ -84,7 +85,9 @@ def flix_local_steps(
     builder=flix,
     sends=("update", OWN_MODEL),
     new_client=SOLVES,
-    theory=True,
+    theory=dgd,
+    # One gradient of all rows per round.
+    defaults={"rate": 0.5, "steps": 1, "batch_size": "all"},
 )
 @gate(**RULES)
 def flix_by_gradients(

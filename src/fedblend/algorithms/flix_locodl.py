@@ -42,10 +42,16 @@ from fedblend.local import WORK, Work
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import OWN_MODEL, SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
+from fedblend.theory import local_training as theory
 
 
 @algorithm(
-    sends=("update", OWN_MODEL), new_client=SOLVES, theory=True, coin=True, encodes=True
+    sends=("update", OWN_MODEL),
+    new_client=SOLVES,
+    theory=theory.locodl,
+    coin=True,
+    encodes=True,
+    everyone=True,
 )
 @gate(
     **WORK,

@@ -137,7 +137,7 @@ def near(loss: Loss, work: Work, *, lam: float) -> Algorithm:
     return ditto(fedavg(loss, work._replace(steps=1)), loss, work, lam=lam)
 
 
-@algorithm(name="l2gd", builder=l2gd, new_client=NewClient(build=near))
+@algorithm(name="l2gd", builder=l2gd, new_client=NewClient(build=near), everyone=True)
 @gate(**WORK, lam=NOT_NEGATIVE)
 def l2gd_by_steps(loss: Loss, work: Work, *, lam: float) -> Algorithm:
     """L2GD with p = 1 / steps.

@@ -165,7 +165,7 @@ def fedsa_lora(loss: Loss, work: Work) -> Algorithm:
     return partial(loss, work, personal=stays, order="together")
 
 
-@algorithm(form="factors", preset_of="partial")
+@algorithm(form="factors", preset_of="partial", trains_kept=False)
 @gate(**WORK)
 def ffa_lora(loss: Loss, work: Work) -> Algorithm:
     """FFA-LoRA: of the factors of an adapter every B is shared, no A is ever trained.

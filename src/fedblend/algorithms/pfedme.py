@@ -59,7 +59,10 @@ def near(
     return ditto(fedavg(loss, work), loss, own, lam=lam)
 
 
-@algorithm(new_client=NewClient(steps="inner_steps", rate="inner_rate", build=near))
+@algorithm(
+    new_client=NewClient(steps="inner_steps", rate="inner_rate", build=near),
+    defaults={"lam": 15.0, "inner_rate": 0.01},
+)
 @gate(
     **WORK, lam=POSITIVE, inner_rate=POSITIVE, inner_steps=COUNT, server_rate=POSITIVE
 )

@@ -65,6 +65,7 @@ from fedblend.losses import gradient
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import OWN_MODEL, SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
+from fedblend.theory import local_training as theory
 from fedblend.theory.local_training import scafflix_rates
 
 INSTEAD = "ef21, or flix_locodl or flix_compressed_scaffnew in place of scafflix"
@@ -82,9 +83,10 @@ class ScafflixClient(NamedTuple):
 @algorithm(
     sends=("update", OWN_MODEL),
     new_client=SOLVES,
-    theory=True,
+    theory=theory.scafflix,
     own_rates=True,
     coin=True,
+    everyone=True,
 )
 @gate(
     loss=FUNCTION,

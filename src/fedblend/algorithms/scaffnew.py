@@ -61,7 +61,7 @@ class Coin(NamedTuple):
     local: jax.Array
 
 
-@algorithm()
+@algorithm(everyone=True)
 @gate(**WORK)
 def scaffnew(loss: Loss, work: Work) -> Algorithm:
     """Local steps with control variates, as many as a common coin says.

@@ -20,7 +20,9 @@ def init(
     data: Annotated[Path | None, option("Your own table, CSV or Parquet.", "T")] = None,
     client: Annotated[str | None, option("Its column of clients.", "C")] = None,
     target: Annotated[str | None, option("Its column to predict.", "C")] = None,
-    algorithm: Annotated[str, option("The algorithm.", "NAME")] = "finetune",
+    algorithm: Annotated[
+        str | None, option("Name of the algorithm; default: finetune.", "NAME")
+    ] = None,
 ) -> None:
     """Write a configuration that is ready to run.
 
@@ -49,7 +51,11 @@ def init(
 
 
 def _for_table(
-    file: Path, data: Path, client: str | None, target: str | None, algorithm: str
+    file: Path,
+    data: Path,
+    client: str | None,
+    target: str | None,
+    algorithm: str | None,
 ) -> str:
     """The configuration of a table: its keys, and all that is chosen for it."""
     from fedblend.config import defaults, toml
@@ -64,7 +70,8 @@ def _for_table(
         raise MissingDataError(f"{data}: no such file")
     place = Path(os.path.relpath(data, file.parent)).as_posix()
     table = {"file": place, "client": client, "target": target}
-    content = {"data": table, "algorithm": {"name": algorithm}}
+    usual = toml.read(TEMPLATE)["algorithm"]["name"]
+    content = {"data": table, "algorithm": {"name": algorithm or usual}}
     check(content, str(file), file.parent)
     head = f"# A run of fedblend. Start it with: fedblend run {file}\n"
     return f"{head}{toml.write(defaults.filled(content, file.stem))}"

@@ -224,7 +224,7 @@ def method(
     algorithm = within(
         options.build(hidden or loss, known, clients, features=model.features)
     )
-    alone = config.measure.local and options.name != "local_only"
+    alone = config.measure.local and bool(options.entry.sends)
     rate = config.measure.local_rate
     if isinstance(rate, float):
         sgd = {"rate": rate, "optimizer": None, "schedule": None}

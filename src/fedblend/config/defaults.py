@@ -37,16 +37,6 @@ RATES = {"char_rnn": 0.8}
 ROUNDS = 100
 MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
-EVERYONE = (
-    "compressed_scaffnew",
-    "flix_compressed_scaffnew",
-    "flix_locodl",
-    "l2gd",
-    "locodl",
-    "scafflix",
-    "scaffnew",
-)
-"""Algorithms in whose rounds all clients take part."""
 CLIENTS = {"clients": 10, "concentration": 1.0, "minimum": 20}
 """How the rows of a dataset without clients are shared out, by their classes."""
 OF_OTHERS = ("classes", "pairs", "path", "per_client")
@@ -76,13 +66,6 @@ HEADS: Mapping[str, str] = {
     "dual_encoder": "dense",
 }
 """The parts of a model that stay with a client: of a linear one, the intercept."""
-OWN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "flix": {"rate": 0.5, "steps": 1, "batch_size": "all"},
-    "fedopt": {"server": {"name": "adam", "rate": 0.01}},
-    "pfedme": {"lam": 15.0, "inner_rate": 0.01},
-}
-"""Where an algorithm needs others: FLIX takes one gradient of all rows a round."""
-
 NEEDED = ("data", "algorithm")
 """Tables that a configuration cannot leave out."""
 
@@ -188,7 +171,8 @@ def _model(data: Content, adapted: bool = False) -> str:
 def _algorithm(table: Content, model: str) -> Content:
     """The local work, and the options that the algorithm cannot do without."""
     name = str(table.get("name"))
-    entry, own = ALGORITHMS.get(name), OWN_OPTIONS.get(name, {})
+    entry = ALGORITHMS.get(name)
+    own = {} if entry is None else entry.defaults
     usual = {**WORK, "rate": RATES.get(model, WORK["rate"])}
     found = _with_work(table, {**usual, **own})
     if entry is None:
@@ -243,7 +227,8 @@ def _affordable(content: Content, after: Content) -> Content:
     size, model = _size(data), _table(after, "model").get("name")
     many = size is not None and (size.clients or 0) > MANY and _has_clients(data)
     drawn = "populations" in content or bool({"epoch", "separation"} & set(run))
-    if many and not drawn and _table(after, "algorithm").get("name") not in EVERYONE:
+    entry = ALGORITHMS.get(str(_table(after, "algorithm").get("name")))
+    if many and not drawn and not (entry and entry.everyone):
         _add(after, "run", cohort=COHORT)
     if "name" not in _table(content, "model") and model not in LINEAR:
         held_out = {"splits": ["test"]} if data.get("test", True) else {}

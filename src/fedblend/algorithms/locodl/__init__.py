@@ -67,12 +67,19 @@ from fedblend.core import Algorithm, Loss, Needs
 from fedblend.errors import UserError
 from fedblend.local import WORK, Work, require_constant_rate
 from fedblend.registry import NewClient, algorithm
+from fedblend.theory import local_training as theory
 from fedblend.transforms.mixed_fl.central_loss import Central, weighted
 
 HALVES = 0.5, 0.5
 
 
-@algorithm(theory=True, coin=True, encodes=True, new_client=NewClient(build=fedavg))
+@algorithm(
+    theory=theory.locodl,
+    coin=True,
+    encodes=True,
+    everyone=True,
+    new_client=NewClient(build=fedavg),
+)
 @gate(
     **WORK,
     compressor=COMPRESSOR,

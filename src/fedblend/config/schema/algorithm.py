@@ -37,7 +37,6 @@ from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
 from fedblend.mixing import MIXING, Apply
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
-from fedblend.theory import local_training
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.local_training import LocalTraining
 
@@ -99,10 +98,6 @@ TYPES[MIXING] = one_word(MIXING.allowed) | Names
 TYPES[solvers.SOLVER] = one_of(map(_solver_table, SOLVERS), "solver")
 
 
-FIXED = ("fedbabu", "ffa_lora")
-"""Settings of ``partial`` in which the part that stays is not trained."""
-
-
 class Options(LocalWork):
     """What every algorithm takes: the clients' local work.
 
@@ -123,8 +118,9 @@ class Options(LocalWork):
     @property
     def trains_parts(self) -> bool:
         """Whether every client trains a part of the model that it never sends."""
-        never = self.name in FIXED or getattr(self, "personal_steps", None) == 0
-        return "partial" in (self.name, self.entry.preset_of) and not never
+        entry = ALGORITHMS.get(self.entry.preset_of or "", self.entry)
+        never = getattr(self, "personal_steps", None) == 0
+        return entry.keeps is not None and self.entry.trains_kept and not never
 
     @model_validator(mode="after")
     def _can_be_built(self) -> "Options":
@@ -222,16 +218,14 @@ class OptionsInTheory(Options):
         Raises:
             ConfigError: theory has none, as without strong convexity.
         """
-        own: Any = self
         alpha = np.asarray(1.0 if self.alpha is None else self.alpha)
+        facts = {"alpha": alpha, "smoothness": known, "steps": None}
+        compressor = getattr(self, "compressor", None)
+        choose: Any = self.entry.theory
         try:
-            if self.name == "scafflix":
-                return local_training.scafflix(alpha, known, longer=own.longer)
-            if "copies" in self.entry.parameters:
-                return local_training.compressed_scaffnew(alpha, known, own.copies)
-            omega = float(np.max(own.compressor.make({}).omega(dim)))
-            ways = {"masks": own.masks, "moved": own.moved}
-            return local_training.locodl(alpha, known, omega, **ways)
+            if compressor is not None:
+                facts["omega"] = float(np.max(compressor.make({}).omega(dim)))
+            return choose(**arguments(choose, self, facts))
         except UserError as error:
             raise ConfigError(
                 f"algorithm.{self._key(error.key)}: {error.why}"

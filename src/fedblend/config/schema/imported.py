@@ -56,7 +56,7 @@ def imported_options(content: Any) -> Options:
     name, folder = content["name"], content.get("import_from")
     build = imported(name, folder if isinstance(folder, str) else None)
     own = [one for one in ALGORITHMS.values() if build in (one.build, one.builder)]
-    other = AlgorithmEntry(name, build, build, ("update",), TRAINS, {}, None, False)
+    other = AlgorithmEntry(name, build, build, ("update",), TRAINS, {}, None, None)
     entry = dataclasses.replace(own[0] if own else other, name=name)
     entry = dataclasses.replace(entry, build=_with_one_line_errors(name, entry.build))
     with one_line_errors(name):
