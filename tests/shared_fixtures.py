@@ -4,14 +4,17 @@
 
 import copy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
+import fedblend_reproductions.datasets  # noqa: F401 (registers the papers' datasets)
 from fedblend.config import toml
+from fedblend.data.download import data_home as home_of_data
+from fedblend.data.download import public_set
 from fedblend.runs import results
 from tiny_config import TINY
 
@@ -41,6 +44,18 @@ def write(tmp_path: Path):
         return path
 
     return put
+
+
+@pytest.fixture
+def needs() -> Callable[..., None]:
+    """Skip a test whose public files are not on this machine: see FEDBLEND_DATA."""
+
+    def check(*names: str) -> None:
+        for name in names:
+            if not public_set(name).usable:
+                pytest.skip(f"{name} is not in {home_of_data()}; see FEDBLEND_DATA")
+
+    return check
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
 import fedblend as fb  # noqa: E402
+import fedblend_reproductions.datasets  # noqa: E402, F401 (some lines list them)
 from fedblend.cli import main as fedblend_main  # noqa: E402
 from fedblend.registry import ALGORITHMS, TRANSFORMS  # noqa: E402
 

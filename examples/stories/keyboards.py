@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 import fedblend as fb
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend_reproductions.datasets import stackexchange_text, wikitext2
 
 TINY = os.environ.get("FEDBLEND_TINY") == "1"
 USERS, ROUNDS, HELD, WIDTH = (4, 2, 20, 4) if TINY else (40, 150, 300, 48)
@@ -27,8 +28,8 @@ ROUND_NUMBERS = range(0, ROUNDS + 1, EVERY)
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 
 # --- data
-posts = fb.datasets.load("stackexchange_text", length=30)
-articles = fb.datasets.load("wikitext-2", length=30)
+posts = stackexchange_text(length=30)
+articles = wikitext2(length=30)
 users = fb.partition.by_key(posts.keys, minimum=20).rows[:USERS]
 keyboards = fb.federate(posts.rows, [rows[:100] for rows in users], test=0.2)
 server = fb.shard_of(articles.rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from configured import CLIENTS
 
-from fedblend.data.datasets.movielens import MOVIES, movielens
+from fedblend_reproductions.datasets.movielens import MOVIES, movielens
 
 WIDTH = 4
 MOVIES_METHOD = (

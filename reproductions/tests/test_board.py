@@ -13,7 +13,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.dataset import DataError
-from fedblend.data.download import status
+from fedblend.data.download import public_set
 from fedblend_reproductions.board import (
     cells,
     page,
@@ -28,6 +28,7 @@ from fedblend_reproductions.board.methods import METHODS
 from fedblend_reproductions.board.published import ON_TASK, PFLLIB, Published
 from fedblend_reproductions.board.rows import row_of
 from fedblend_reproductions.board.tasks import TASKS, Task, by_classes, by_dirichlet
+from fedblend_reproductions.datasets import synthetic_mixture
 
 
 def tiny_data():
@@ -125,9 +126,7 @@ def test_the_dirichlet_partition():
 
 def test_the_halves_of_fedems_test_rows_are_alike(monkeypatch):
     """Each row is in one half, and labels do not tell the halves apart."""
-    small = fb.datasets.load(
-        "synthetic_mixture", clients=30, dim=5, test_points=400, as_in_code=True
-    )
+    small = synthetic_mixture(clients=30, dim=5, test_points=400, as_in_code=True)
     rows = (small.rows, small.test_rows, small.keys, small.test_keys)
     monkeypatch.setattr(tasks, "_mixture", lambda: rows)
     data = tasks.fedem_data()
@@ -375,7 +374,7 @@ def test_the_section_of_the_figure(tmp_path):
 
 @pytest.mark.slow
 def test_scafflix_needs_fewer_communications(tmp_path, monkeypatch):
-    if not status("a6a").usable:
+    if not public_set("a6a").usable:
         pytest.skip("a6a is not downloaded")
     monkeypatch.setattr(scafflix, "ALPHAS", (1.0, 0.01))
     cell = scafflix.measure("a6a", tmp_path)

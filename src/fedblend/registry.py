@@ -23,6 +23,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import walk_packages
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -178,10 +179,12 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
 
     Args:
         package: its modules are imported when the registry is first read.
+        plugins: the group of entry points of modules of other distributions that are
+            imported then, too.
     """
 
-    def __init__(self, package: str):
-        self._package = package
+    def __init__(self, package: str, plugins: str = ""):
+        self._package, self._plugins = package, plugins
         self._found: dict[str, Kind] = {}
         self._complete = False
 
@@ -205,6 +208,8 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
             package = import_module(self._package)
             for module in walk_packages(package.__path__, f"{self._package}."):
                 import_module(module.name)
+            for point in entry_points(group=self._plugins):
+                point.load()
             self._complete = True
         return self._found
 

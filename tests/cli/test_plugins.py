@@ -12,6 +12,7 @@ import typer
 
 from fedblend import cli
 from fedblend.cli.plugins import PLUGINS
+from fedblend.data.datasets import DATASETS
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +73,13 @@ def test_every_entry_point_is_a_known_command(folder):
     for point in points.values():
         module, _, attribute = point.partition(":")
         assert hasattr(importlib.import_module(module), attribute)
+
+
+def test_the_datasets_of_papers_are_found_by_entry_point():
+    project = tomllib.loads((ROOT / "reproductions" / "pyproject.toml").read_text())
+    (module,) = project["project"]["entry-points"]["fedblend.datasets"].values()
+    loader = DATASETS["movielens"].load
+    assert loader.__module__.startswith(importlib.import_module(module).__name__)
 
 
 def test_the_wheel_of_fedblend_has_no_other_distribution():

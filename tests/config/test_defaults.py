@@ -43,7 +43,7 @@ def test_what_is_chosen_for_a_table():
     ("source", "partition", "model", "cohort", "local"),
     [
         ("femnist", "by_key", "cnn", 10, False),
-        ("shakespeare", "by_key", "char_rnn", 10, False),
+        ("two_sines", "by_key", "mlp", 10, False),
         ("digits", "dirichlet", "softmax", None, True),
         ("breast_cancer", "dirichlet", "logistic", None, True),
         ("synthetic", "by_key", "softmax", None, True),

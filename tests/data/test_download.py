@@ -15,7 +15,7 @@ import pytest
 
 from fedblend.data import download
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.download import PublicFile, PublicSet
+from fedblend.data.download import PUBLIC_SETS, PublicFile, PublicSet, is_intact
 
 BODY = np.random.default_rng(0).bytes(700_000)
 TEXT = b"1 1:1\n-1 2:0.5\n" * 100
@@ -72,7 +72,7 @@ def toy(monkeypatch, tmp_path):
 
 def replace(monkeypatch, tmp_path, *files, **fields):
     toy = PublicSet("toy", files, **fields)
-    monkeypatch.setitem(download.public_sets(), "toy", toy)
+    monkeypatch.setitem(PUBLIC_SETS, "toy", toy)
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     return tmp_path / "toy" / files[0].name
 
@@ -142,11 +142,11 @@ def test_an_unfinished_file_of_unknown_size(monkeypatch, tmp_path, serve, extra)
 def test_a_damaged_file_is_replaced(toy, serve):
     toy.parent.mkdir()
     toy.write_bytes(BODY[:-1])
-    status = download.status("toy", verify=True)
-    assert (status.complete, status.files[0].intact) == (True, False)
+    (file,) = PUBLIC_SETS["toy"].files
+    assert PUBLIC_SETS["toy"].usable and not is_intact(file, toy)
     download.get("toy", base=serve())
     assert toy.read_bytes() == BODY
-    assert download.status("toy", verify=True).files[0].intact
+    assert is_intact(file, toy)
 
 
 def test_the_next_address_is_tried(monkeypatch, tmp_path, serve):
@@ -218,8 +218,8 @@ def test_finding_files(monkeypatch, tmp_path):
     (tmp_path / "libsvm").mkdir()
     (tmp_path / "libsvm" / "a6a.bz2").write_bytes(b"")
     assert download.find("a6a", "a6a").name == "a6a.bz2"
-    assert download.status("a6a").usable
-    assert not download.status("w6a").usable
+    assert PUBLIC_SETS["a6a"].usable
+    assert not PUBLIC_SETS["w6a"].usable
 
 
 def test_files_of_a_package_are_found_after_those_of_the_user(monkeypatch, tmp_path):
@@ -228,15 +228,14 @@ def test_files_of_a_package_are_found_after_those_of_the_user(monkeypatch, tmp_p
     checksum = hashlib.sha256(TEXT).hexdigest()
     file = PublicFile("toy.gz", checksum, unpacked=True)
     entry = PublicSet("toy", (file,), installed=str(installed))
-    monkeypatch.setattr(download, "public_sets", lambda: {"toy": entry})
-    assert not download.status("toy").usable
+    assert not entry.usable
     for folder, level in ((installed, 1), (own, 9)):  # packed in different ways
         folder.mkdir(parents=True)
         (folder / "toy.gz").write_bytes(gzip.compress(TEXT, level, mtime=level))
-        (found,) = download.status("toy", verify=True).files
-        assert (found.path, found.intact) == (folder / "toy.gz", True)
+        assert entry.path(file) == folder / "toy.gz"
+        assert is_intact(file, folder / "toy.gz")
     (own / "toy.gz").write_bytes(gzip.compress(TEXT + b"."))
-    assert not download.status("toy", verify=True).files[0].intact
+    assert not is_intact(file, own / "toy.gz")
 
 
 def test_the_home(monkeypatch):
@@ -250,9 +249,9 @@ def test_the_home(monkeypatch):
     assert download.data_home() == Path("/home/me/mine")
 
 
-@pytest.mark.parametrize("name", sorted(download.public_sets()))
+@pytest.mark.parametrize("name", sorted(PUBLIC_SETS))
 def test_the_list_is_well_formed(name):
-    entry = download.public_sets()[name]
+    entry = PUBLIC_SETS[name]
     for file in (*entry.files, *entry.copies):
         assert len(file.checksum) in (32, 64)
         int(file.checksum, 16)
@@ -260,9 +259,10 @@ def test_the_list_is_well_formed(name):
     assert entry.instruction or all(file.addresses for file in entry.files)
 
 
-@pytest.mark.parametrize("name", sorted(download.public_sets()))
+@pytest.mark.parametrize("name", sorted(PUBLIC_SETS))
 def test_the_files_here_are_the_listed_ones(name, needs):
     needs(name)
-    state = download.status(name, verify=True)
-    for entry in state.files if state.complete else state.copies:
-        assert entry.intact, entry.path
+    public = PUBLIC_SETS[name]
+    for file in (*public.files, *public.copies):
+        path = public.path(file)
+        assert path is None or is_intact(file, path), path

@@ -2,15 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte pairs: every text comes back; rows of tokens say the same as rows of letters."""
 
-import json
-import lzma
-
 import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError
-from fedblend.data.datasets import load
-from fedblend.data.datasets.characters import CHARACTERS
 from fedblend.data.tokenizer import (
     PADDING,
     cut,
@@ -60,27 +55,6 @@ def test_windows_follow_each_other():
         np.testing.assert_array_equal(targets[known], numbers[1:])
         assert known[:, 0].all()  # no window is all padding
     assert cut(np.array([3]), 4)[0].shape == (0, 4)
-
-
-def test_a_dataset_in_tokens_says_what_it_says_in_characters(tmp_path):
-    roles = {"A": {"lines": ["Ho, the cat!", "The hat."]}, "B": {"lines": TEXTS[:2]}}
-    file, tokens = tmp_path / "roles.json.xz", tmp_path / "tokenizer.json"
-    file.write_bytes(lzma.compress(json.dumps(roles).encode()))
-    tokenizer = train_tokenizer(TEXTS, 270)
-    tokenizer.save(tokens)
-    options = {"length": 6, "minimum": 2, "file": str(file)}
-    plain = load("shakespeare", **options)
-    found = load("shakespeare", **options, tokenizer=str(tokens))
-    assert found.outputs == tokenizer.size and found.keys is not None
-    assert plain.keys is not None
-
-    def said(dataset, role, text_of):
-        inputs, targets = (part[dataset.keys == role] for part in dataset.rows)
-        return text_of([inputs[0, 0], *targets[targets != PADDING]])
-
-    for role in "AB":
-        letters = said(plain, role, lambda row: "".join(CHARACTERS[i] for i in row))
-        assert said(found, role, tokenizer.decode) == letters
 
 
 def test_texts_of_writers_are_rows_of_theirs():

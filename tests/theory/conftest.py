@@ -6,7 +6,7 @@ import pytest
 from flix_by_hand import Case, logistic_case, quadratic_case
 from threadpoolctl import threadpool_limits
 
-from fedblend.data.download import status
+from fedblend.data.download import data_home, public_set
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,9 +27,8 @@ def real():
     known: dict[tuple[str, int], Case] = {}
 
     def case(name: str, clients: int) -> Case:
-        state = status(name)
-        if not state.usable:
-            pytest.skip(f"{name} is not in {state.folder}; see FEDBLEND_DATA")
+        if not public_set(name).usable:
+            pytest.skip(f"{name} is not in {data_home()}; see FEDBLEND_DATA")
         if (name, clients) not in known:
             known[name, clients] = logistic_case(name, clients)
         return known[name, clients]

@@ -40,11 +40,11 @@ def list_() -> None:
 
 
 def _presence(info: "DatasetInfo") -> str:
-    from fedblend.data.download import status
+    from fedblend.data.download import public_set
 
     if not info.needs:
         return "built in" if info.license != "Your own" else "your own"
-    found = [status(need) for need in info.needs]
+    found = [public_set(need) for need in info.needs]
     if all(entry.usable for entry in found):
         return "here"
     if found[0].usable:
@@ -211,12 +211,12 @@ def info(name: Name) -> None:
 
 
 def _files(need: str) -> list[str]:
-    from fedblend.data.download import status
+    from fedblend.data.download import public_set
 
-    found = status(need)
+    found = public_set(need)
     lines = []
-    for entry in (*found.files, *found.copies):
-        lines.append(f"  file {entry.file.name}: {entry.path or 'not here'}")
+    for file in (*found.files, *found.copies):
+        lines.append(f"  file {file.name}: {found.path(file) or 'not here'}")
     if not found.usable:
         advice = f"fedblend data get {need}"
         lines.append(f"  to get {need}: {found.instruction or advice}")

@@ -28,7 +28,7 @@ from fedblend.config.schema.privacy import Privacy, Protect
 from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.config.secure import check_secure
-from fedblend.data.dataset import Task
+from fedblend.data.dataset import DATASETS, Task
 from fedblend.errors import ConfigError, SettingError
 
 VERSION = defaults.VERSION
@@ -155,7 +155,9 @@ class Config(Table):
     def _rows_to_look_up(self) -> "Config":
         model, data, central = self.model.name, self.data, self.central
         numbers = data.partition == "nodes" and data.kind == "classes"
-        if model == "dual_encoder" and not numbers and data.source != "movielens":
+        known = DATASETS.get(str(data.source))
+        numbers = numbers or (known is not None and known.model == "dual_encoder")
+        if model == "dual_encoder" and not numbers:
             raise SettingError(
                 "model.name",
                 '"dual_encoder" reads numbers of movies, as data.source = "movielens" '

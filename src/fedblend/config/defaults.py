@@ -12,19 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedblend.data.dataset import DATASETS, Size
+from fedblend.data.dataset import DATASETS, DatasetInfo, Size
 from fedblend.errors import SettingError
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 
 VERSION = 1
 """The layout of a file that states none."""
-MODELS = {
-    **dict.fromkeys(("femnist", "mnist", "cifar10", "celeba_smile"), "cnn"),
-    **dict.fromkeys(("shakespeare", "stackexchange_text", "wikitext-2"), "char_rnn"),
-    "movielens": "dual_encoder",
-    "two_sines": "mlp",
-}
-"""The models of datasets whose rows are not a table; tables have a linear one."""
 LINEAR = ("logistic", "softmax")
 ADAPTED = "mlp"
 """In place of a linear model, where an algorithm trains adapters."""
@@ -114,12 +107,15 @@ def _origin(data: Content) -> str:
     return str(data.get("source") or Path(str(data.get("file", "run"))).stem)
 
 
-def _size(data: Content) -> Size | None:
+def _info(data: Content) -> DatasetInfo | None:
     """What is known of the dataset; None of a file and of an unknown name."""
     source = data.get("source")
-    if not isinstance(source, str) or source not in DATASETS:
-        return None
-    return DATASETS[source].size
+    return DATASETS.get(source) if isinstance(source, str) else None
+
+
+def _size(data: Content) -> Size | None:
+    known = _info(data)
+    return None if known is None else known.size
 
 
 def _has_clients(data: Content) -> bool:
@@ -159,13 +155,13 @@ def _adapt(algorithm: Content) -> Content:
 
 
 def _model(data: Content, adapted: bool = False) -> str:
-    source, shape = data.get("source"), data.get("shape")
+    shape, known = data.get("shape"), _info(data)
     if isinstance(shape, list) and len(shape) > 1:
         return "cnn"
-    size = _size(data)
-    two = size is not None and size.classes == 2
-    linear = ADAPTED if adapted else "logistic" if two else "softmax"
-    return MODELS.get(str(source), linear)
+    if known is not None and known.model is not None:
+        return known.model
+    two = known is not None and known.size.classes == 2
+    return ADAPTED if adapted else "logistic" if two else "softmax"
 
 
 def _algorithm(table: Content, model: str) -> Content:

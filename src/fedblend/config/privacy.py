@@ -12,6 +12,7 @@ from typing import Any
 from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.privacy import Privacy, taking_part
+from fedblend.data.dataset import DATASETS
 from fedblend.errors import ConfigError
 from fedblend.registry import OWN_MODEL
 from fedblend.theory.privacy import Guarantee, spent, spent_by_blt, spent_by_tree
@@ -61,13 +62,6 @@ EXAMINED = {
     ),
 }
 """By table: the keys for which ``_conditions`` has what privacy needs of them."""
-SOURCES = (
-    "a6a celeba_smile cifar10 digits fashion_mnist femnist ijcnn1 libsvm mnist "
-    "movielens mushrooms shakespeare stackexchange_text synthetic synthetic_mixture "
-    "two_sines w6a wikitext-2"
-)
-"""Datasets by name of which a row is computed from itself alone. Those of breast_cancer
-are standardized by all rows; the words of stackexchange are the most frequent ones."""
 
 
 def report(config: Config, clients: int, raw: bool) -> dict[str, Any]:
@@ -149,7 +143,7 @@ def _conditions(config: Config, table: Privacy, raw: bool) -> list[tuple[bool, s
             "place of data.raw, takes numbers as they are",
         ),
         (
-            source is None or source in SOURCES.split(),
+            source is None or (source in DATASETS and DATASETS[source].by_row),
             f"rows of {source} depend on those of other clients, or were not examined",
         ),
         (run.until is None, "run.until stops by a gradient that has no noise"),

@@ -8,7 +8,8 @@ A dataset by name is declared once, beside its loader::
     def digits() -> Dataset: ...
 
 Its options are the loader's parameters; ``DATASETS`` imports every module of
-``data.datasets`` when it is first read.
+``data.datasets`` when it is first read, and those of other distributions that have an
+entry point of the group ``fedblend.datasets``.
 
 Images are float32 in [0, 1], four bytes a pixel: MNIST takes 220 MB, all of CIFAR-10
 740 MB, and federated data is one copy.
@@ -168,6 +169,10 @@ class DatasetInfo(NamedTuple):
     """The terms of use, and what to cite."""
     needs: tuple[str, ...]
     """The public sets whose files the loader reads, named as in ``catalog.toml``."""
+    model: str | None
+    """The model of a configuration that names none; None for a linear one."""
+    by_row: bool
+    """Whether a row is computed from itself alone, as privacy of rows needs it."""
 
     @property
     def options(self) -> Mapping[str, inspect.Parameter]:
@@ -175,7 +180,9 @@ class DatasetInfo(NamedTuple):
         return inspect.signature(self.load).parameters
 
 
-DATASETS: Registry[DatasetInfo] = Registry("fedblend.data.datasets")
+DATASETS: Registry[DatasetInfo] = Registry(
+    "fedblend.data.datasets", plugins="fedblend.datasets"
+)
 """All datasets, by name."""
 
 
@@ -186,6 +193,8 @@ def dataset(
     *,
     name: str | None = None,
     needs: tuple[str, ...] = (),
+    model: str | None = None,
+    by_row: bool = False,
 ) -> Callable[[Loader], Loader]:
     """Register the dataset that the decorated function loads.
 
@@ -195,11 +204,15 @@ def dataset(
         license: the terms of use, and what to cite.
         name: by which ``load`` finds it; by default the function's.
         needs: the public sets whose files it reads.
+        model: the model of a configuration that names none; None for a linear one.
+        by_row: whether a row is computed from itself alone; otherwise a private run on
+            it has no guarantee.
     """
 
     def register(load: Loader) -> Loader:
         own = name or load.__name__
-        DATASETS.add(DatasetInfo(own, load, summary, size, license, needs))
+        info = DatasetInfo(own, load, summary, size, license, needs, model, by_row)
+        DATASETS.add(info)
         return load
 
     return register

@@ -19,7 +19,6 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -33,6 +32,7 @@ Progress = Callable[[int, int | None], None]
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 _BROKEN = (TimeoutError, ConnectionError, ssl.SSLError, HTTPException, ValueError)
+_OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 
 
 class PublicFile(NamedTuple):
@@ -66,47 +66,34 @@ class PublicSet(NamedTuple):
     installed: str = ""
     """Where a package of the operating system puts the files, if there is one."""
 
-
-@cache
-def public_sets() -> dict[str, PublicSet]:
-    """The datasets with files, by the name that ``fedblend data get`` takes."""
-    text = Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8")
-    entries = tomllib.loads(text)
-    for entry in entries.values():
-        for kind in {"files", "copies"} & entry.keys():
-            entry[kind] = tuple(PublicFile(**file) for file in entry[kind])
-    return {name: PublicSet(**entry) for name, entry in entries.items()}
-
-
-class FileStatus(NamedTuple):
-    """One file of a dataset on this machine."""
-
-    file: PublicFile
-    path: Path | None
-    """Its path, or None where it is missing."""
-    intact: bool | None
-    """Whether its checksum is right; None where that was not checked."""
-
-
-class Status(NamedTuple):
-    """A public dataset on this machine."""
-
-    name: str
-    folder: Path
-    files: tuple[FileStatus, ...]
-    copies: tuple[FileStatus, ...]
-    instruction: str
-
-    @property
-    def complete(self) -> bool:
-        """Whether all files exist."""
-        return all(entry.path for entry in self.files)
+    def path(self, file: PublicFile) -> Path | None:
+        """The path of a file on this machine, under any of its names."""
+        folders = [data_home() / self.folder]
+        folders += [Path(self.installed)] if self.installed else []
+        names = (file.name, *file.also)
+        paths = (folder / name for folder in folders for name in names)
+        return next((path for path in paths if path.is_file()), None)
 
     @property
     def usable(self) -> bool:
         """Whether a loader can read all files, or the reduced form."""
-        reduced = bool(self.copies) and all(entry.path for entry in self.copies)
-        return self.complete or reduced
+        forms = [form for form in (self.files, self.copies) if form]
+        return any(all(map(self.path, form)) for form in forms)
+
+
+PUBLIC_SETS: dict[str, PublicSet] = {}
+"""The datasets with files, by the name that ``fedblend data get`` takes."""
+
+
+def add_catalog(path: Path) -> None:
+    """Add the public sets of a ``catalog.toml``."""
+    for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        for kind in {"files", "copies"} & entry.keys():
+            entry[kind] = tuple(PublicFile(**file) for file in entry[kind])
+        PUBLIC_SETS[name] = PublicSet(**entry)
+
+
+add_catalog(Path(__file__).with_name("catalog.toml"))
 
 
 def data_home() -> Path:
@@ -120,26 +107,23 @@ def data_home() -> Path:
 
 def public_set(name: str) -> PublicSet:
     """The public dataset of this name."""
-    known = public_sets()
-    if name not in known:
+    if name not in PUBLIC_SETS:
         raise DataError(
-            f"{name!r} is not a public dataset with files; {hint(name, known)}"
+            f"{name!r} is not a public dataset with files; {hint(name, PUBLIC_SETS)}"
         )
-    return known[name]
+    return PUBLIC_SETS[name]
 
 
 def find(name: str, *files: str) -> Path:
     """The path of the first of these files that exists, under any of its names."""
     dataset = public_set(name)
-    folder = data_home() / dataset.folder
-    others = {file.name: file.also for file in (*dataset.files, *dataset.copies)}
-    places = [folder, *([Path(dataset.installed)] if dataset.installed else [])]
+    known = {file.name: file for file in (*dataset.files, *dataset.copies)}
     for file in files:
-        for place in places:
-            for candidate in (file, *others.get(file, ())):
-                if (place / candidate).is_file():
-                    return place / candidate
+        path = dataset.path(known[file])
+        if path is not None:
+            return path
     advice = dataset.instruction or f"get it with: fedblend data get {name}"
+    folder = data_home() / dataset.folder
     raise MissingDataError(f"{name}: {files[0]} is not in {folder}; {advice}")
 
 
@@ -160,29 +144,25 @@ def find_either(name: str, chosen: str | None, *files: str) -> Path:
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """A file for reading: the content of a .xz or .bz2 file, or the file itself."""
-    opened = {".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix)
+    """A file for reading: the content of a .xz, .bz2 or .gz file, or the file itself.
+
+    An unfinished download, ``.part``, is read as what it will be.
+    """
+    opened = _OPENERS.get(Path(path.name.removesuffix(".part")).suffix)
     return path.open("rb") if opened is None else cast(IO[bytes], opened(path))
 
 
-def status(name: str, *, verify: bool = False) -> Status:
-    """Which files of a dataset exist; with ``verify`` also whether they are intact."""
-    dataset = public_set(name)
-
-    def look(file: PublicFile) -> FileStatus:
-        try:
-            path = find(name, file.name)
-        except MissingDataError:
-            return FileStatus(file, None, None)
-        return FileStatus(file, path, _intact(file, path) if verify else None)
-
-    return Status(
-        name,
-        data_home() / dataset.folder,
-        tuple(look(file) for file in dataset.files),
-        tuple(look(file) for file in dataset.copies),
-        dataset.instruction,
-    )
+def is_intact(file: PublicFile, path: Path) -> bool:
+    """Whether the checksum of a file is right."""
+    algorithm = "sha256" if len(file.checksum) == 64 else "md5"
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    try:
+        with open_unpacked(path) if file.unpacked else path.open("rb") as source:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return digest.hexdigest() == file.checksum
 
 
 def get(
@@ -194,7 +174,7 @@ def get(
     """Download the missing files of a dataset, and check all files.
 
     Args:
-        name: of the dataset; see ``public_sets``.
+        name: of the dataset; see ``PUBLIC_SETS``.
         progress: called with the bytes done and in all, file by file.
         base: the address of a mirror that has the files.
 
@@ -204,14 +184,14 @@ def get(
     dataset = public_set(name)
     if dataset.instruction:
         raise DataError(f"{name}: cannot be downloaded: {dataset.instruction}")
-    found = status(name)
     paths = []
-    for file, path, _ in found.files:
-        if path is None or not _intact(file, path):
-            path = found.folder / file.name
+    for file in dataset.files:
+        path = dataset.path(file)
+        if path is None or not is_intact(file, path):
+            path = data_home() / dataset.folder / file.name
             addresses = (f"{base.rstrip('/')}/{file.name}",) if base else file.addresses
             try:
-                found.folder.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 _fetch(name, file, addresses, path, progress)
             except OSError as error:
                 raise DataError(
@@ -233,7 +213,7 @@ def _fetch(
     problems = []
     for address in addresses:
         problem = _stream(address, part, file, progress)
-        if problem is None and _intact(file, part):
+        if problem is None and is_intact(file, part):
             part.replace(path)
             return
         if problem is None:
@@ -272,29 +252,9 @@ def _stream(
         if error.code == 416:  # the file has no more bytes: the checksum decides
             return None
         return f"HTTP {error.code} {error.reason}"
-    except urllib.error.URLError as error:
-        return _one_line(error.reason)
-    except _BROKEN as error:
-        return _one_line(error)
+    except (urllib.error.URLError, *_BROKEN) as error:
+        reason = getattr(error, "reason", error)
+        return " ".join(str(reason).split()) or type(reason).__name__
     if total is not None and done < total:
         return f"broke off after {done} of {total} bytes; run again to continue"
     return None
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _intact(file: PublicFile, path: Path) -> bool:
-    """Whether the checksum of a file is right."""
-    algorithm = "sha256" if len(file.checksum) == 64 else "md5"
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    suffix = Path(path.name.removesuffix(".part")).suffix
-    opened = {".bz2": bz2.open, ".gz": gzip.open}.get(suffix) if file.unpacked else None
-    try:
-        with path.open("rb") if opened is None else opened(path) as source:
-            while chunk := cast(IO[bytes], source).read(_CHUNK):
-                digest.update(chunk)
-    except (OSError, EOFError, zlib.error):
-        return False
-    return digest.hexdigest() == file.checksum

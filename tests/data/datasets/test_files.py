@@ -4,23 +4,20 @@
 
 import bz2
 import gzip
-import io
 import json
-import tarfile
 
 import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import (
-    cifar10,
     femnist,
     femnist_from_leaf,
     libsvm,
     load,
     mnist,
 )
-from fedblend.data.download import find, status
+from fedblend.data.download import find
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key, contiguous
 from fedblend.errors import UserError
@@ -81,34 +78,6 @@ def test_femnist(needs):
     assert digits.test_rows is not None
     assert len(digits.rows[1]) + len(digits.test_rows[1]) == 32630
     assert digits.outputs == 10
-
-
-def test_cifar10_part():
-    state = status("cifar10")
-    if not all(entry.path for entry in state.copies):
-        pytest.skip(f"the part of cifar10 is not in {state.folder}; see FEDBLEND_DATA")
-    dataset = load("cifar10", full=False)
-    assert dataset.name == "cifar10_part"
-    counts = [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
-    assert np.bincount(dataset.rows[1]).tolist() == counts
-    assert dataset.rows[0].shape == (10000, 32, 32, 3)
-    assert dataset.test_rows is not None
-    assert dataset.test_rows[0].shape == (2000, 32, 32, 3)
-    assert dataset.label_names[dataset.rows[1][0]] == "frog"
-    # The first pixel of data_batch_1: 59, 62, 63
-    np.testing.assert_array_equal(np.rint(dataset.rows[0][0, 0, 0] * 255), [59, 62, 63])
-
-
-def test_celeba_smile(needs):
-    needs("celeba_smile")
-    for target in ("smiling", "male"):
-        dataset = load("celeba_smile", target=target)
-        assert np.bincount(dataset.rows[1]).tolist() == [2500, 2500]
-        assert dataset.rows[0].shape == (5000, 28, 28, 3)
-        assert dataset.test_rows is not None
-        assert np.bincount(dataset.test_rows[1]).tolist() == [500, 500]
-    with pytest.raises(UserError, match="target: 'happy'"):
-        load("celeba_smile", target="happy")
 
 
 @pytest.mark.parametrize(
@@ -207,33 +176,8 @@ def home(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_the_official_cifar10_archive(home):
-    """An archive of the official layout, with two images a batch."""
-    (home / "cifar10").mkdir()
-    rng = np.random.default_rng(0)
-    records = rng.integers(0, 256, (6, 2, 3073), dtype=np.uint8)
-    records[:, :, 0] %= 10
-    names = [f"data_batch_{batch}.bin" for batch in range(1, 6)] + ["test_batch.bin"]
-    path = home / "cifar10" / "cifar-10-binary.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for name, batch in zip(names[::-1], records[::-1], strict=True):
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = batch.size
-            archive.addfile(member, io.BytesIO(batch.tobytes()))
-    dataset = cifar10()
-    assert dataset.name == "cifar10"
-    assert dataset.rows[0].shape == (10, 32, 32, 3)
-    assert dataset.test_rows is not None
-    np.testing.assert_array_equal(dataset.test_rows[1], records[5, :, 0])
-    green = records[1, 0, 1 + 1024 + 32 * 4 + 7]  # image 2, row 4, column 7
-    np.testing.assert_allclose(dataset.rows[0][2, 4, 7, 1], green / 255, rtol=1e-6)
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(DataError, match="not the complete CIFAR-10 archive"):
-        cifar10(full=True)
-
-
 def test_missing_and_damaged_files(home):
-    for name in ("mnist", "cifar10", "femnist", "celeba_smile", "a6a"):
+    for name in ("mnist", "femnist", "a6a"):
         with pytest.raises(MissingDataError, match=f"^{name}: .* is not in ") as error:
             load(name)
         assert "\n" not in str(error.value)
@@ -243,11 +187,6 @@ def test_missing_and_damaged_files(home):
         path.write_bytes(content)
         with pytest.raises(DataError, match="not a complete gzipped idx file"):
             mnist()
-    (home / "celeba_smile").mkdir()
-    (home / "celeba_smile" / "labels.json").write_text("{}")
-    (home / "celeba_smile" / "train_5000_28x28.webp").write_text("nonsense")
-    with pytest.raises(DataError, match="is not a readable image"):
-        load("celeba_smile")
 
 
 def test_leaf(home):

@@ -11,6 +11,7 @@ from fedblend_reproductions.apfl.personal_methods import random_pairs
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, lead
+from fedblend_reproductions.datasets import cifar10
 
 METHODS = (
     methods.FEDAVG,
@@ -37,7 +38,7 @@ WANTED = 0.05
 
 def task(quick: bool) -> Task:
     """The paper's task; the quick one is linear, on a part of the rows."""
-    cifar = fb.datasets.load("cifar10")
+    cifar = cifar10()
     if quick:
         images, labels = cifar.rows
         cifar = cifar._replace(rows=(images[:1000], labels[:1000]))

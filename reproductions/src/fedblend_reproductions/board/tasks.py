@@ -38,6 +38,7 @@ import fedblend as fb
 from fedblend.data.federated import FederatedData, gather
 from fedblend.models.model import Model
 from fedblend_reproductions.board.network import Precision, network
+from fedblend_reproductions.datasets import synthetic_mixture
 
 CLIENTS, CLASSES, LEAST_ROWS = 20, 10, 40
 
@@ -185,7 +186,7 @@ def fedem_data() -> FederatedData:
 
 def _mixture() -> tuple[Any, ...]:
     options = {"as_in_code": True, "test_points": 400}
-    dataset = fb.datasets.load("synthetic_mixture", **options)
+    dataset = synthetic_mixture(**options)
     return dataset.rows, dataset.test_rows, dataset.keys, dataset.test_keys
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import fedblend as fb
 from fedblend import solvers
 from fedblend.core import Algorithm, Loss
-from fedblend.data.datasets import stackexchange
 from fedblend.local import Work
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
+from fedblend_reproductions.datasets import stackexchange
 from fedblend_reproductions.flix.tag_tasks import Deal, TagTask, tag_task
 
 PAPER_INNER = 10.0

@@ -9,6 +9,7 @@ import optax
 
 import fedblend as fb
 from fedblend_reproductions.claims import Claim, Finding
+from fedblend_reproductions.datasets import shakespeare
 from fedblend_reproductions.flix.network_choice import measured
 from fedblend_reproductions.flix.network_report import finding, headline
 from fedblend_reproductions.flix.network_runs import ONE
@@ -57,7 +58,7 @@ QUICK = Plan(
 
 def task(quick: bool) -> Task:
     """The data and the network; the quick network is a table of pairs."""
-    dataset = fb.datasets.load("shakespeare", length=20 if quick else 80)
+    dataset = shakespeare(length=20 if quick else 80)
     roles, windows = (QUICK.clients, 40) if quick else (ROLES, WINDOWS)
     dataset = largest(dataset, roles)
     partition = [index[:windows] for index in fb.partition.by_key(dataset.keys).rows]

@@ -9,6 +9,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, span
+from fedblend_reproductions.datasets import celeba_smile
 from fedblend_reproductions.mixed.figures import confident
 from fedblend_reproductions.mixed.task import (
     ALGORITHMS,
@@ -47,7 +48,7 @@ DATA = described(CLIENTS, COHORT)
 
 def task(quick: bool, clients: int = CLIENTS, cohort: int = COHORT) -> Task:
     """The paper's task on the faces there are; quickly, half as fine and fewer."""
-    faces = fb.datasets.load("celeba_smile")
+    faces = celeba_smile()
     rows = 2000 if quick else 5000
     if quick:
         clients, cohort = 20, 5

@@ -20,6 +20,7 @@ from fedblend.data.federated import Shards
 from fedblend.simulation.communication import client_flops
 from fedblend.transforms import partial_correction
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend_reproductions.datasets import movielens
 from fedblend_reproductions.mixed.task import How, Method, Task, simulated
 
 RATE = 0.25
@@ -44,7 +45,7 @@ DATA = (
 
 def task(quick: bool) -> Task:
     """The paper's task; quickly, with few users and steps."""
-    dataset = fb.datasets.load("movielens")
+    dataset = movielens()
     users = fb.partition.by_key(dataset.keys).rows
     train, validation, test = split(len(users))
     if quick:

@@ -15,6 +15,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend_reproductions.cache import Cache
+from fedblend_reproductions.datasets import shakespeare, stackexchange_text, wikitext2
 from fedblend_reproductions.flix.text import pairs
 from fedblend_reproductions.mixed.task import (
     Curves,
@@ -97,8 +98,8 @@ def central_batch(task: Task, size: Size, how: How) -> int:
 
 def task(size: Size) -> Task:
     """The sources and the network."""
-    posts = fb.datasets.load("stackexchange_text", length=size.length)
-    articles = fb.datasets.load("wikitext-2", length=size.length)
+    posts = stackexchange_text(length=size.length)
+    articles = wikitext2(length=size.length)
     assert posts.keys is not None and articles.test_rows is not None
     users = [
         index[:MOST]
@@ -117,7 +118,7 @@ def task(size: Size) -> Task:
     )
     tested = [federated_data.test.examples, articles.test_rows]
     if size.network is not None:
-        tested.append(fb.datasets.load("shakespeare", length=size.length).rows)
+        tested.append(shakespeare(length=size.length).rows)
     test = [_some(rows, size.held_out) for rows in tested]
     validation = [
         _some(rows, size.held_out)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.data.datasets import article_text, role_texts, user_texts
 from fedblend.data.tokenizer import PADDING, Tokenizer, cut
+from fedblend_reproductions.datasets import article_text, role_texts, user_texts
 
 Texts = dict[str, str]
 """By user or role."""

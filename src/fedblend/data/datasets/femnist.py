@@ -25,6 +25,8 @@ _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     Size(rows=41495, test_rows=4763, classes=62, clients=300),
     "NIST SD 19, public domain; LEAF, BSD-2; Caldas et al. 2018",
     needs=("femnist",),
+    model="cnn",
+    by_row=True,
 )
 def femnist(digits_only: bool = False, file: str | None = None) -> Dataset:
     """Images of 62 characters by writer, [rows, 28, 28, 1] in [0, 1].

@@ -35,7 +35,10 @@ _SETS = {
 
 
 @dataset(
-    "Your own file in LIBSVM format (name = its path)", Size(classes=2), "Your own"
+    "Your own file in LIBSVM format (name = its path)",
+    Size(classes=2),
+    "Your own",
+    by_row=True,
 )
 @gate(dtype=words("float32", "float64"))
 def libsvm(
@@ -79,7 +82,9 @@ def libsvm(
 for _name, (_summary, _rows, _license) in _SETS.items():
     _size = Size(rows=_rows, classes=2)
     _terms = f"{_license}; LIBSVM page; cite Chang & Lin 2011"
-    _register = dataset(_summary, _size, _terms, name=_name, needs=(_name,))
+    _register = dataset(
+        _summary, _size, _terms, name=_name, needs=(_name,), by_row=True
+    )
     _register(partial(libsvm, _name))
 
 

@@ -27,6 +27,8 @@ _WRITER = 2  # the column of QMNIST's labels that holds the writer
     Size(rows=60000, test_rows=10000, classes=10, clients=539),
     "CC BY-SA 3.0; LeCun et al. 1998; writers: Yadav & Bottou 2019",
     needs=("mnist", "mnist_writers"),
+    model="cnn",
+    by_row=True,
 )
 def mnist(writers: bool = False) -> Dataset:
     """60000 + 10000 images of 10 digits, [rows, 28, 28, 1] in [0, 1].
@@ -50,6 +52,7 @@ def mnist(writers: bool = False) -> Dataset:
     Size(rows=60000, test_rows=10000, classes=10),
     "MIT; Xiao et al. 2017",
     needs=("fashion_mnist",),
+    by_row=True,
 )
 def fashion_mnist() -> Dataset:
     """60000 + 10000 images of 10 kinds of clothes, [rows, 28, 28, 1] in [0, 1].

@@ -11,6 +11,7 @@ from fedblend.data.dataset import Dataset, Size, dataset, require
     "Handwritten digits, 8 x 8",
     Size(rows=1797, classes=10),
     "CC BY 4.0; UCI, Alpaydin & Kaynak 1998",
+    by_row=True,
 )
 def digits() -> Dataset:
     """1797 images of 10 digits, [rows, 8, 8, 1] in [0, 1]."""

@@ -45,6 +45,7 @@ from fedblend.errors import UserError
     "Linear models that differ by client (gamma, beta)",
     Size(classes=10, clients=100),
     "Drawn at random; no license needed. Cite Li et al. 2020",
+    by_row=True,
 )
 @gate(
     gamma=NOT_NEGATIVE,
@@ -109,6 +110,8 @@ def synthetic(
     "Points on one of two sine curves",
     Size(rows=10000, test_rows=400000, clients=200),
     "Drawn at random; no license needed. Cite Gasanov et al. 2022",
+    model="mlp",
+    by_row=True,
 )
 @gate(clients=COUNT, first=WHOLE, points=COUNT, test_points=COUNT, seed=WHOLE)
 def two_sines(

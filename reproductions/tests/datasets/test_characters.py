@@ -9,14 +9,14 @@ import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import DATASETS, load
-from fedblend.data.datasets.characters import (
+from fedblend.errors import UserError
+from fedblend_reproductions.datasets.characters import (
     CHARACTERS,
     OTHER,
     PADDING,
     spelled,
     written,
 )
-from fedblend.errors import UserError
 
 
 def text_of(row):

@@ -10,11 +10,12 @@ import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import load
-from fedblend.data.datasets.characters import CHARACTERS, PADDING, windows
-from fedblend.data.datasets.stackexchange import plain
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key
+from fedblend.data.tokenizer import train_tokenizer
 from fedblend.errors import UserError
+from fedblend_reproductions.datasets.characters import CHARACTERS, PADDING, windows
+from fedblend_reproductions.datasets.stackexchange import plain
 
 
 def text_of(row):
@@ -80,6 +81,28 @@ def test_a_small_file_of_roles(roles):
     for wrong in ({"length": 0}, {"minimum": 1}):
         with pytest.raises(UserError, match="is not a whole number of at least"):
             load("shakespeare", file=str(roles), **wrong)
+
+
+def test_a_dataset_in_tokens_says_what_it_says_in_characters(tmp_path):
+    texts = ["the cat sat on the mat", "that is that"]
+    roles = {"A": {"lines": ["Ho, the cat!", "The hat."]}, "B": {"lines": texts}}
+    file, tokens = tmp_path / "roles.json.xz", tmp_path / "tokenizer.json"
+    file.write_bytes(lzma.compress(json.dumps(roles).encode()))
+    tokenizer = train_tokenizer(texts, 270)
+    tokenizer.save(tokens)
+    options = {"length": 6, "minimum": 2, "file": str(file)}
+    plain = load("shakespeare", **options)
+    found = load("shakespeare", **options, tokenizer=str(tokens))
+    assert found.outputs == tokenizer.size and found.keys is not None
+    assert plain.keys is not None
+
+    def said(dataset, role, text_of):
+        inputs, targets = (part[dataset.keys == role] for part in dataset.rows)
+        return text_of([inputs[0, 0], *targets[targets != PADDING]])
+
+    for role in "AB":
+        letters = said(plain, role, lambda row: "".join(CHARACTERS[i] for i in row))
+        assert said(found, role, tokenizer.decode) == letters
 
 
 def test_broken_roles_are_one_line(tmp_path):

@@ -41,6 +41,8 @@ _RECORD = 1 + 3 * 32 * 32  # a label, then the planes red, green, blue
     Size(rows=50000, test_rows=10000, classes=10),
     "No formal license; Krizhevsky 2009",
     needs=("cifar10",),
+    model="cnn",
+    by_row=True,
 )
 def cifar10(full: bool | None = None) -> Dataset:
     """Images of 10 classes, [rows, 32, 32, 3] in [0, 1].
@@ -63,6 +65,8 @@ def cifar10(full: bool | None = None) -> Dataset:
     Size(rows=5000, test_rows=1000, classes=2),
     "Non-commercial research only, not to be passed on; Liu et al. 2015",
     needs=("celeba_smile",),
+    model="cnn",
+    by_row=True,
 )
 @gate(target=words("smiling", "male"))
 def celeba_smile(target: str = "smiling") -> Dataset:

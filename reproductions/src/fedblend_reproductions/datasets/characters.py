@@ -128,6 +128,8 @@ def by_writer(
     "World Library's text, personal non-commercial use, not to be passed on; "
     "McMahan et al. 2017; Caldas et al. 2018",
     needs=("shakespeare",),
+    model="char_rnn",
+    by_row=True,
 )
 @gate(**WINDOWS)
 def shakespeare(
@@ -180,6 +182,8 @@ _WRITTEN = (
     "CC BY-SA 3.0; Merity et al. 2017",
     name="wikitext-2",
     needs=("wikitext-2",),
+    model="char_rnn",
+    by_row=True,
 )
 @gate(length=COUNT)
 def wikitext2(

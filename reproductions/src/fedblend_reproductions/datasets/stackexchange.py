@@ -28,8 +28,13 @@ import numpy as np
 
 from fedblend.checks import COUNT, gate
 from fedblend.data.dataset import DataError, Dataset, Size, dataset, intact
-from fedblend.data.datasets.characters import OTHER, WINDOWS, by_writer, spelled
 from fedblend.data.download import find_either, open_unpacked
+from fedblend_reproductions.datasets.characters import (
+    OTHER,
+    WINDOWS,
+    by_writer,
+    spelled,
+)
 
 _WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
 _FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$]*\$")
@@ -103,6 +108,8 @@ def stackexchange(
     Size(rows=26878, classes=80, clients=331),
     LICENSE,
     needs=("stackexchange",),
+    model="char_rnn",
+    by_row=True,
 )
 @gate(**WINDOWS)
 def stackexchange_text(

@@ -30,6 +30,7 @@ from fedblend.errors import UserError
     "Rows of a few common linear models, in other parts for each client",
     Size(test_rows=1500000, classes=2, clients=300),
     "Drawn at random; no license needed. Cite Marfoq et al. 2021",
+    by_row=True,
 )
 @gate(
     **dict.fromkeys(("clients", "components", "dim", "least", "most"), COUNT),
