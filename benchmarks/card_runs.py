@@ -25,7 +25,7 @@ from fedblend.models import feedforward
 from fedblend.models.dual_encoder import dual_encoder_loss
 from fedblend.models.model import Model
 from fedblend.models.products import Products
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 
 CENTRAL_ROWS, CENTRAL_BATCH = 1000, 50
 ALPHAS = np.linspace(0.1, 1.0, 10, dtype=np.float32)

@@ -138,7 +138,7 @@ def a_round(name: str, steps: int, on: Task, params, number, seed, rate, clip, n
         shard = fb.Shard(on.rows, start, count, client, capacity=len(on.rows[1]))
         own = jax.random.fold_in(key, client)
         _, state = algorithm.enroll(params, shard, own)
-        down = algorithm.tell(fb.Down(params, number), ())
+        down = algorithm.wire.tell(fb.Down(params, number), ())
         delta = algorithm.client(down, state, shard, own)[0].delta
         delta = trees.add_where_given(trees.zeros_like(params), delta)
         short = jnp.minimum(1, clip / jnp.maximum(trees.norm(delta), 1e-12))

@@ -16,8 +16,8 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.local import resolve
-from fedblend.transforms.mixed_fl import central_loss
-from fedblend.transforms.mixed_fl.step import central_steps
+from fedblend.transforms import central_loss
+from fedblend.transforms.mixed_fl import central_steps
 
 CLIENTS, ROWS, CENTRAL, BLOCK, BLOCKS = 20, 300, 4000, 10, 6
 STEPS, BATCH, CENTRAL_BATCH, RATE = 10, 20, 400, 0.1

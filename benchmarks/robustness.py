@@ -172,14 +172,16 @@ def norm_ratio(algorithm, ratio, clients):
     """
     kept = 200
 
+    def with_norms(down, norms):
+        return down._replace(extra=down.extra | {"norm_ratio": norms})
+
     def start(params, joins, central, key):
         down, server = algorithm.start(params, joins, central, key)
-        return down._replace(extra=(down.extra, jnp.zeros(kept))), server
+        return with_norms(down, jnp.zeros(kept)), server
 
     def client(down, client, shard, key):
-        norms = down.extra[1]
-        message = down._replace(extra=down.extra[0])
-        up, after = algorithm.client(message, client, shard, key)
+        norms = down.extra["norm_ratio"]
+        up, after = algorithm.client(down, client, shard, key)
         known = (norms > 0).sum()
         low = jnp.sort(norms)[kept - known + jnp.maximum(known - 1, 0) // 2]
         own = trees.norm(up.delta)
@@ -189,26 +191,17 @@ def norm_ratio(algorithm, ratio, clients):
             lambda leaf: jnp.where(part == 0, 0, part * leaf), up.delta
         )
         mine = jnp.zeros(clients).at[shard.id].set(own)
-        return fb.Up(delta, extra=(up.extra, mine)), after
+        return fb.Up(delta, extra=up.extra | {"norm_ratio": mine}), after
 
     def server(aggregate, down, server, central, key):
-        extra, norms = aggregate.mean.extra
-        inner = aggregate._replace(mean=aggregate.mean._replace(extra=extra))
-        message = down._replace(extra=down.extra[0])
-        after, server = algorithm.server(inner, message, server, central, key)
-        newest = norms * aggregate.count
-        history = jnp.concatenate([down.extra[1], newest])
+        after, server = algorithm.server(aggregate, down, server, central, key)
+        newest = aggregate.mean.extra["norm_ratio"] * aggregate.count
+        history = jnp.concatenate([down.extra["norm_ratio"], newest])
         # Those that counted move to the end, in their order.
         order = jnp.argsort(history > 0, stable=True)
-        return after._replace(extra=(after.extra, history[order][-kept:])), server
+        return with_norms(after, history[order][-kept:]), server
 
-    def personal(down, client, shard, key):
-        message = down._replace(extra=down.extra[0])
-        return algorithm.personal(message, client, shard, key)
-
-    return algorithm._replace(
-        start=start, client=client, server=server, personal=personal
-    )
+    return algorithm._replace(start=start, client=client, server=server)
 
 
 class Task(NamedTuple):

@@ -18,7 +18,7 @@ import pytest
 import fedblend as fb
 from fedblend.checks import fits
 from fedblend.errors import UserError
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 from fedblend_federation.client.executor import ClientSetup, Executor
 
 CLIENTS = 4

@@ -14,7 +14,7 @@ import fedblend as fb
 from fedblend.config.config import check
 from fedblend.errors import InputError
 from fedblend.theory.local_training import cheapest_copies
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 from tiny_config import TINY
 
 LOSS = fb.datasets.quadratic_loss

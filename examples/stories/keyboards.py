@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedblend as fb
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 from fedblend_reproductions.datasets import stackexchange_text, wikitext2
 
 TINY = os.environ.get("FEDBLEND_TINY") == "1"

@@ -129,7 +129,7 @@ def _readers(folder) -> dict[str, Reader]:
     up = messages.encode(message, zeros)
 
     def payload(data: bytes):
-        return messages.payload_of(messages.decode(data), template, trial.key)
+        return messages.payload_of(messages.decode(data), template)
 
     return {
         "message": (up, messages.decode, WireError),

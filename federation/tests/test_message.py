@@ -112,7 +112,7 @@ def test_many_leaves_are_read_or_refused_at_once():
         messages.decode(forged(header, metadata, b""))
     few = dict(list(header.items())[:10_000])
     with pytest.raises(WireError, match="is missing"):
-        messages.payload_of(messages.decode(forged(few, metadata, b"")), MESSAGE, None)  # type: ignore[arg-type]
+        messages.payload_of(messages.decode(forged(few, metadata, b"")), MESSAGE)
 
 
 def test_text_of_other_machines_becomes_one_short_line():

@@ -12,6 +12,7 @@ from trials import Clock, Trial, clock
 
 import fedblend as fb
 from fedblend import compress
+from fedblend.core import Wire
 from fedblend.losses import cross_entropy
 from fedblend_federation import message as messages
 from fedblend_federation.client import state as states
@@ -269,11 +270,11 @@ def test_an_update_that_decodes_to_no_number_is_rejected(tmp_path):
         size = jnp.where(shard.id == 1, 10.0, 1e-3)
         return up._replace(delta=jax.tree.map(lambda w: 0 * w + size, up.delta)), after
 
-    def decode(up):
+    def decode(up, sender):
         return up._replace(delta=jax.tree.map(lambda w: 1e38 * w, up.delta))
 
     loopback = LoopbackFederation(
-        fedavg._replace(client=client, decode=decode),
+        fedavg._replace(client=client, wire=Wire(decode=decode)),
         params,
         federation,
         jax.random.key(0),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
 
 from fedblend import trees
-from fedblend.core import Batch, ClientId, Drawn, Key, PyTree, Shard
+from fedblend.core import Batch, Drawn, Key, PyTree, Shard
 
 
 def draw(shard: Shard, key: Key, size: int | None) -> Batch:
@@ -96,11 +96,16 @@ def part(shard: Shard, low: float | jax.Array, high: float | jax.Array) -> Shard
     return dataclasses.replace(shard, start=shard.start + first, count=last - first)
 
 
-def per_client(values: PyTree, shard: Shard | ClientId) -> PyTree:
+def per_client(values: PyTree, shard: Shard) -> PyTree:
     """One client's entry of a setting: a scalar, or an array over all clients."""
+    return entry_of(values, shard.id)
+
+
+def entry_of(values: PyTree, client: jax.Array) -> PyTree:
+    """The entry of the client of this number; see ``per_client``."""
 
     def pick(value):
         value = jnp.asarray(value, jnp.result_type(value))  # not weakly typed
-        return value[shard.id] if value.ndim else value
+        return value[client] if value.ndim else value
 
     return jax.tree.map(pick, values)

@@ -96,17 +96,23 @@ class Batch(NamedTuple):
     drawn: Drawn | None = None
 
 
+Extra = dict[str, PyTree]
+"""What else a message holds: every algorithm and transform adds under its own name."""
+
+NO_EXTRA: Extra = {}
+
+
 class Down(NamedTuple):
     """The message of the server to the clients of a round.
 
     ``correction`` is a tree added to every local gradient in ``shared`` (None costs
-    nothing); ``extra`` is whatever else the algorithm needs.
+    nothing); ``extra`` is whatever else is needed, by the name of who needs it.
     """
 
     shared: PyTree
     round: jax.Array
     correction: PyTree | None = None
-    extra: PyTree = ()
+    extra: Extra = NO_EXTRA
 
 
 class Up(NamedTuple):
@@ -122,7 +128,7 @@ class Up(NamedTuple):
 
     delta: PyTree
     mean_gradient: PyTree | None = None
-    extra: PyTree = ()
+    extra: Extra = NO_EXTRA
     step_sum: jax.Array | None = None
 
 
@@ -145,48 +151,17 @@ class Ragged(NamedTuple):
     used: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SharedKey:
-    """Random bits in a message that its receiver can draw itself: they do not travel.
+class Sender(NamedTuple):
+    """Who sent an answer, and with what: all that the server knows of it by itself.
 
-    Every key is a function of seed, purpose, round and client id, all of which the
-    server knows: the bits are those of ``keys.named(key, purpose)``, where ``key`` is
-    the one that the client's half was handed.
-    """
-
-    bits: jax.Array
-    purpose: str = dataclasses.field(default="", metadata=STATIC)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ClientId:
-    """The number of the client in its own answer: the server knows who sent it.
-
-    It does not travel, nor need any setting that differs by client: a server that has
-    the settings of all looks the client's up.
+    ``key`` is the one that the client's half was handed, a function of seed, round and
+    client, and ``down`` the message of the round. What a client can only repeat of
+    these, such as its number or a random draw, never travels.
     """
 
     id: jax.Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Quotable:
-    """A part of the server's message, under a name by which answers may quote it."""
-
-    value: PyTree
-    name: str = dataclasses.field(metadata=STATIC)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Quote:
-    """What an answer repeats of the server's message: it does not travel."""
-
-    value: PyTree
-    name: str = dataclasses.field(metadata=STATIC)
+    key: Key
+    down: Down
 
 
 class Needs(NamedTuple):
@@ -213,6 +188,9 @@ class Needs(NamedTuple):
     chance."""
     length: bool = False
     """How long clients' answers are has a meaning: nothing may clip them."""
+    gain: float | None = None
+    """How far all of the server's moves go that a mean step of length 1 brings about;
+    None where it moves in another way, or where that is not known."""
     turns: bool = False
     """The server moves some parameters in some rounds only: noise that later rounds are
     to cancel would stay."""
@@ -239,8 +217,22 @@ def _same_for_all(down: Down, request: PyTree) -> Down:
     return down
 
 
-def _plain(up: Up) -> Up:
+def _plain(up: Up, sender: Sender) -> Up:
+    del sender
     return up
+
+
+class Wire(NamedTuple):
+    """How messages travel, where not every client gets the same, or answers in full.
+
+    ask       (client, shard) -> request: what this client needs of the message.
+    tell      (down, request) -> down_i: the message to one client.
+    decode    (up, sender) -> Up: undoes what an encoding transform did, at the server.
+    """
+
+    ask: Callable[[PyTree, Shard], PyTree] = _all_of_it
+    tell: Callable[[Down, PyTree], Down] = _same_for_all
+    decode: Callable[[Any, Sender], Up] = _plain
 
 
 def shared_model(down: Down, client: PyTree, shard: Shard, key: Key) -> PyTree:
@@ -284,9 +276,7 @@ class Algorithm(NamedTuple):
     personal  (down, client, shard, key) -> params or Blend: the model this client
               would deploy, from the message it receives. Methods that fine-tune do it
               here.
-    ask       (client, shard) -> request: what this client needs of the message.
-    tell      (down, request) -> down_i: the message to one client.
-    decode    up -> Up: undoes what an encoding transform did, at the server.
+    wire      how messages travel.
     needs     what the runtime has to provide.
     info      client -> {name: diagnostic}: what reports show of a client's state, such
               as alpha or the norm of a gradient.
@@ -297,22 +287,20 @@ class Algorithm(NamedTuple):
     client: Callable[[Down, PyTree, Shard, Key], tuple[Up, PyTree]]
     server: Callable[[Aggregate, Down, PyTree, Shard | None, Key], tuple[Down, PyTree]]
     personal: Callable[[Down, PyTree, Shard, Key], PyTree] = shared_model
-    ask: Callable[[PyTree, Shard], PyTree] = _all_of_it
-    tell: Callable[[Down, PyTree], Down] = _same_for_all
-    decode: Callable[[Any], Up] = _plain
+    wire: Wire = Wire()
     needs: Needs = Needs()
     info: Callable[[PyTree], Info] = no_info
 
 
-def is_special(node: Any) -> bool:
-    """Whether this part of a message travels only in part, or not at all."""
-    return isinstance(node, Ragged | SharedKey | ClientId | Quote)
+def is_ragged(node: Any) -> bool:
+    """Whether this part of a message travels only in part."""
+    return isinstance(node, Ragged)
 
 
 def _message_leaves(message: PyTree) -> tuple[list[Any], list[Ragged]]:
-    leaves = jax.tree.leaves(message, is_leaf=is_special)
-    ragged = [leaf for leaf in leaves if isinstance(leaf, Ragged)]
-    return [leaf for leaf in leaves if not is_special(leaf)], ragged
+    leaves = jax.tree.leaves(message, is_leaf=is_ragged)
+    ragged = [leaf for leaf in leaves if is_ragged(leaf)]
+    return [leaf for leaf in leaves if not is_ragged(leaf)], ragged
 
 
 def static_bits(message: PyTree) -> int:

@@ -12,6 +12,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.algorithms.agnostic import onto_simplex
+from fedblend.core import Sender
 from fedblend.data.datasets.synthetic import quadratic_loss
 
 KEY = jax.random.key(0)
@@ -80,10 +81,12 @@ def test_it_ends_at_the_minimax_point():
         every=100,
     )
     for _ in run:
-        assert (run.down.extra >= 0).all()
-        assert abs(float(run.down.extra.sum()) - 1) < 1e-6
+        assert (run.down.extra["agnostic"] >= 0).all()
+        assert abs(float(run.down.extra["agnostic"].sum()) - 1) < 1e-6
     np.testing.assert_allclose(run.shared, wanted, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(run.down.extra, [q, 1 - q, 0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        run.down.extra["agnostic"], [q, 1 - q, 0], rtol=0, atol=1e-5
+    )
     assert np.abs(run.shared - CENTRES.mean(axis=0)).max() > 0.1
 
 
@@ -116,9 +119,12 @@ def test_what_is_heard_is_unbiased_over_cohorts():
     aggregate = []
     for client in range(7):
         shard = jax.device_put(on.federated_data.train.shard(client))
-        told = algorithm.tell(down, algorithm.ask((), shard))
+        told = algorithm.wire.tell(down, algorithm.wire.ask((), shard))
         up, _ = algorithm.client(told, (), shard, KEY)
-        aggregate.append(np.asarray(algorithm.decode(up).extra))
+        sender = Sender(jnp.int32(client), KEY, down)
+        aggregate.append(
+            np.asarray(algorithm.wire.decode(up, sender).extra["agnostic"])
+        )
     matrices, vectors = problems.client_matrices(on)
     x = np.asarray(on.params)
     losses = np.einsum("i,nij,j->n", x, matrices, x) / 2 - vectors @ x
@@ -130,7 +136,8 @@ def test_weight_and_nudge_reach_the_answer():
     push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
     shard = jax.device_put(on.federated_data.train.shard(4))
     algorithm = fb.agnostic(on.loss, fb.Work(0.2, **FULL), clients=7, q_rate=0.1)
-    down = fb.Down(on.params, jnp.zeros((), jnp.int32), push, jnp.float32(0.3))
+    own = {"agnostic": jnp.float32(0.3)}
+    down = fb.Down(on.params, jnp.zeros((), jnp.int32), push, own)
     up: Any = algorithm.client(down, (), shard, KEY)[0]
     matrices, vectors = problems.client_matrices(on)
     mean_gradient = matrices[4] @ np.asarray(on.params) - vectors[4]

@@ -42,8 +42,8 @@ def test_the_shared_path_is_agnostics_and_with_alpha_one_the_personal_model_too(
     done = run(fb.apfl_agnostic(on.loss, fb.Work(0.2, **work), **chosen))
     agnostic = run(fb.agnostic(on.loss, fb.Work(0.2, **work), **climbing))
     same_bits(done.shared, agnostic.shared)
-    same_bits(done.down.extra, agnostic.down.extra)
-    assert np.ptp(done.down.extra) > 0.05
+    same_bits(done.down.extra["agnostic"], agnostic.down.extra["agnostic"])
+    assert np.ptp(done.down.extra["agnostic"]) > 0.05
     for client in (0, 2):
         same_bits(done.personal(client), agnostic.personal(client))
     assert np.abs(done.personal(3).weight - done.shared.weight).max() > 1e-2
@@ -54,7 +54,9 @@ def test_the_shared_path_is_agnostics_and_with_alpha_one_the_personal_model_too(
 def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
     chosen: dict[str, Any] = {"alpha": 0.5, "held_out": 0.4}
     shard = jax.device_put(on.federated_data.train.shard(4))
-    told = fb.Down(on.params, jnp.zeros((), jnp.int32), extra=jnp.float32(0.25))
+    told = fb.Down(
+        on.params, jnp.zeros((), jnp.int32), extra={"agnostic": jnp.float32(0.25)}
+    )
 
     def visit(algorithm):
         _, state = algorithm.enroll(on.params, shard, key)

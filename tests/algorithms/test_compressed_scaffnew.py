@@ -62,7 +62,7 @@ def received(seed, client):
     """
     own, shard = dealt(N, 2, seed), ON.federated_data.train.shard(0)
     shard = dataclasses.replace(shard, id=client)
-    return own.decompress(own.compress(jnp.ones(3), KEY, shard), 3)
+    return own.decompress(own.compress(jnp.ones(3), KEY, shard), 3, None, client)
 
 
 def test_every_entry_is_dealt_to_as_many_clients_each_set_as_often():

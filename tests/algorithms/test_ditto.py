@@ -28,7 +28,7 @@ def same_bits(left, right):
 def test_around_scaffold_the_controls_are_scaffolds():
     inner = fb.scaffold(on.loss, fb.Work(0.2, **noisy))
     algorithm = fb.ditto(inner, on.loss, fb.Work(0.1, **noisy), lam=0.5)
-    told = TOLD._replace(extra=jnp.ones_like(on.params))
+    told = TOLD._replace(extra={"scaffold": jnp.ones_like(on.params)})
     _, state = inner.enroll(on.params, SHARD, KEY)
     _, both = algorithm.enroll(on.params, SHARD, KEY)
 

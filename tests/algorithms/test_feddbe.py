@@ -75,7 +75,7 @@ def test_it_is_its_papers_loop():
     members = cohorts(KEY, list(range(ROUNDS)), CLIENTS, COHORT).tolist()
     A, h, shifts, mean = paper.feddbe(ROWS, *START, members, RATE, 3, KAPPA)
     tolerance: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
-    np.testing.assert_allclose(run.down.extra, mean, **tolerance)
+    np.testing.assert_allclose(run.down.extra["feddbe"], mean, **tolerance)
     np.testing.assert_allclose(run.shared.model["A"], A, **tolerance)
     np.testing.assert_allclose(run.shared.model["h"], h, **tolerance)
     found = [run.personal(client).shift for client in range(CLIENTS)]

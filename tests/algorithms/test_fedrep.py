@@ -117,7 +117,7 @@ def test_a_nudge_is_a_linear_term_for_the_body():
     down = fb.Down(PARAMS, jnp.zeros((), jnp.int32))
     algorithm = fedrep(**FULL)
     _, state = algorithm.enroll(PARAMS, shard, KEY)
-    told = algorithm.tell(down._replace(correction=push), ())
+    told = algorithm.wire.tell(down._replace(correction=push), ())
     assert told.correction is not None
     assert told.correction["head"] is None
     nudged: Any = algorithm.client(told, state, shard, KEY)

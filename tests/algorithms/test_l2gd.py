@@ -32,7 +32,9 @@ def optimum(lam):
 
 def down(shared, averaging, local, round=0) -> fb.Down:
     counts = (jnp.asarray(count, jnp.int32) for count in (averaging, local))
-    return fb.Down(shared, jnp.asarray(round, jnp.int32), extra=Tosses(*counts))
+    return fb.Down(
+        shared, jnp.asarray(round, jnp.int32), extra={"l2gd": Tosses(*counts)}
+    )
 
 
 def expected_end(rate, lam, p, tosses):

@@ -19,7 +19,7 @@ from fedblend.config.config import ConfigError, check
 from fedblend.config.model import with_rates, with_steps
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
-from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
+from fedblend.transforms.central_loss import of_parameters, on_rows
 from reference import local_training_transcription as paper
 
 ALPHA = np.array([0.2, 0.9, 0.5, 1.0, 0.3, 0.7, 0.4])

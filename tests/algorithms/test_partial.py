@@ -161,7 +161,7 @@ def test_what_stays_and_what_travels(name):
         params = NETWORK.init(KEY)
         down = fb.Down(params, jnp.zeros((), jnp.int32))
         _, state = algorithm.enroll(params, own, KEY)
-        told = algorithm.tell(down, ())
+        told = algorithm.wire.tell(down, ())
         up, after = algorithm.client(told, state, own, KEY)
         return told.shared, up.delta, state, after
 

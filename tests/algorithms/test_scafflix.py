@@ -215,7 +215,9 @@ def test_a_configuration_takes_the_steps_of_theory(configured):
     joins = fb.Aggregate(((), (params, jnp.ones(()))), jnp.ones(()), jnp.int32(1))
     drawn = jax.vmap(lambda key: built.algorithm.start(params, joins, None, key))(keys)
     # Four deviations of the mean of 4,000 geometric numbers are 6 percent.
-    np.testing.assert_allclose(drawn[0].extra.local.mean(), wanted, rtol=0.07)
+    np.testing.assert_allclose(
+        drawn[0].extra["scaffnew"].local.mean(), wanted, rtol=0.07
+    )
     configured["model"]["l2"] = 0.0
     with pytest.raises(ConfigError, match="scafflix: theory needs convexity of every"):
         build(check(configured, "here"))

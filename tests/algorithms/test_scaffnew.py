@@ -195,7 +195,7 @@ def test_a_nudge_is_a_linear_term_of_the_loss():
     on, push = problems.quadratics(), jnp.asarray([0.3, -0.2, 0.1])
     shard = jax.device_put(on.federated_data.train.shard(4))
     coin = Coin(jnp.asarray(3, jnp.int32))
-    said = fb.Down(on.params + 1, jnp.asarray(2, jnp.int32), extra=coin)
+    said = fb.Down(on.params + 1, jnp.asarray(2, jnp.int32), extra={"scaffnew": coin})
     state, work = ScaffnewClient(on.params, push), fb.Work(0.2, 2, None)
     one, two = (
         scaffnew(loss, work).client(message, state, shard, jax.random.key(0))[0]
@@ -213,7 +213,7 @@ def test_every_step_has_rows_of_its_own():
     """2,500 steps that do not move see each of five rows 500 times, more or less."""
     on, client, local = problems.quadratics(), 4, 2500
     shard = jax.device_put(on.federated_data.train.shard(client))
-    said = fb.Down(on.params, jnp.int32(0), extra=Coin(jnp.int32(local)))
+    said = fb.Down(on.params, jnp.int32(0), extra={"scaffnew": Coin(jnp.int32(local))})
     state = ScaffnewClient(jnp.zeros(3), on.params)
     algorithm = scaffnew(on.loss, fb.Work(1e-9, steps=2, batch_size=1))
     up, _ = algorithm.client(said, state, shard, jax.random.key(0))

@@ -24,7 +24,7 @@ def visit(optimizer, steps=4):
     _, state = algorithm.enroll(on.params, SHARD, key)
     aggregate = fb.Aggregate((), jnp.ones(()), jnp.ones((), jnp.int32))
     down, _ = algorithm.start(on.params, aggregate, None, key)
-    down = down._replace(extra=SERVER)
+    down = down._replace(extra={"scaffold": SERVER})
     return algorithm.client(down, type(state)(CONTROL), SHARD, key)
 
 
@@ -52,7 +52,7 @@ def test_with_other_optimizers_the_control_is_the_mean_raw_gradient(optimizer):
 
 def test_the_change_of_the_control_is_what_travels():
     up, state = visit(0.1)
-    np.testing.assert_allclose(up.extra, state.control - CONTROL, rtol=1e-6)
+    np.testing.assert_allclose(up.extra["scaffold"], state.control - CONTROL, rtol=1e-6)
 
 
 def test_the_server_needs_the_mean():

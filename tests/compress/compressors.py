@@ -52,8 +52,9 @@ def own(value, client: int = 0) -> float:
 
 def sent_and_back(compressor, vector, seed=0, client=0):
     """What the receiver takes a vector for."""
-    payload = compressor.compress(vector, jax.random.key(seed), shard(client))
-    return compressor.decompress(payload, len(vector))
+    key = jax.random.key(seed)
+    payload = compressor.compress(vector, key, shard(client))
+    return compressor.decompress(payload, len(vector), key, jnp.int32(client))
 
 
 @cache

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bits counted are eight times the bytes sent, which are enough to decode."""
 
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,10 @@ def programs(name: str):
     def send(tree, key, client):
         return encode(ALL[name], tree, key, shard(client), "compress")
 
-    return jax.jit(send), jax.jit(partial(decode, ALL[name]))
+    def receive(message, key, client):
+        return decode(ALL[name], message, key, "compress", client)
+
+    return jax.jit(send), jax.jit(receive)
 
 
 @st.composite
@@ -68,36 +71,37 @@ def test_bits_are_those_of_the_packed_payload(name, tree, client):
     counted = static_bits(message) + (0 if ragged is None else int(ragged))
     assert counted == 8 * sent == 8 * payload_bytes(data)
 
-    back = arrived(unpack(data)[0], jax.eval_shape(lambda: message), key, client)
+    back = arrived(unpack(data)[0], jax.eval_shape(lambda: message))
     assert jax.tree.structure(back) == jax.tree.structure(message)
-    same(receive(back), receive(message))
+    same(receive(back, key, client), receive(message, key, client))
 
 
-def test_a_shared_key_is_drawn_again_from_the_senders_key_only():
+def test_shared_places_are_drawn_again_from_the_senders_key_only():
     tree, compressor = {"x": jnp.arange(1.0, 13)}, compress.rand_k(3)
     key = jax.random.key(4)
     message = encode(compressor, tree, key, shard(0), "diana")
     arrays, _ = unpack(pack(traveling(message)))
     assert [array.shape for array in arrays.values()] == [(3,)]
-    mine = decode(compressor, arrived(arrays, message, key, 0))
-    same(mine, decode(compressor, message))
-    other = arrived(arrays, message, jax.random.key(5), 0)
-    assert not np.array_equal(decode(compressor, other)["x"], mine["x"])
-    assert message.payload.places.purpose == "diana"
+    mine, other, named = (
+        decode(compressor, arrived(arrays, message), jax.random.key(seed), purpose)
+        for seed, purpose in ((4, "diana"), (5, "diana"), (4, "ef21"))
+    )
+    same(mine, decode(compressor, message, key, "diana"))
+    for wrong in (other, named):
+        assert not np.array_equal(wrong["x"], mine["x"])
 
 
 def test_a_ragged_leaf_that_is_too_long_or_missing_is_refused():
     message = Ragged(jnp.arange(4), jnp.asarray(2, jnp.int32))
-    key = jax.random.key(0)
     np.testing.assert_array_equal(traveling(message), [0, 1])
-    back = arrived({"value": np.arange(3, dtype=np.int32)}, message, key, 0)
+    back = arrived({"value": np.arange(3, dtype=np.int32)}, message)
     np.testing.assert_array_equal(back.buffer, [0, 1, 2, 0])
     assert back.used == 3
     for wrong in (np.arange(5, dtype=np.int32), np.arange(2.0), np.int32(1)):
         with pytest.raises(WireError, match="expected"):
-            arrived({"value": np.asarray(wrong)}, message, key, 0)
+            arrived({"value": np.asarray(wrong)}, message)
     with pytest.raises(WireError, match="missing"):
-        arrived({}, message, key, 0)
+        arrived({}, message)
 
 
 def test_a_clients_own_k_is_what_travels():

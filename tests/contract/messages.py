@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.core import Aggregate, Up
+from fedblend.core import Aggregate, Sender, Up
 from fedblend.simulation.io.serialize import arrived, pack, traveling, unpack
 from fedblend.simulation.sampling import cohorts
 
@@ -29,17 +29,16 @@ class Outcome(NamedTuple):
     bits_down: np.ndarray
 
 
-def carry(message, key, client: int, told=()):
+def carry(message):
     """A message as it arrives, and the bits of data in it.
 
-    Only its shapes, the sender's key, which client it is from or for and what that was
-    told are known to the receiver beforehand.
+    Only its shapes are known to the receiver beforehand.
     """
     data = pack(traveling(message))
     arrays, _ = unpack(data)
     header = int.from_bytes(data[:8], "little")
     shapes = jax.eval_shape(lambda: message)
-    return arrived(arrays, shapes, key, client, told), 8 * (len(data) - 8 - header)
+    return arrived(arrays, shapes), 8 * (len(data) - 8 - header)
 
 
 def weighted_mean(values: list, weights: list[float]):
@@ -81,20 +80,18 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
     for number, ids in enumerate(cohorts(root, range(rounds), clients, cohort)):
         ups, aggregate = [], []
         for i in map(int, ids):
-            told = algorithm.tell(down, algorithm.ask(states[i], shards[i]))
-            told, bits = carry(told, root, i)
+            told = algorithm.wire.tell(down, algorithm.wire.ask(states[i], shards[i]))
+            told, bits = carry(told)
             down_bits[i] += bits - 8 * told.round.nbytes
             remembers = bool(jax.tree.leaves(states[i]))
             if i not in joined and remembers and jax.tree.leaves(told.shared):
-                down_bits[i] += carry(problem.params, root, i)[1]
+                down_bits[i] += carry(problem.params)[1]
             joined.add(i)
             key = keys.at(root, "client", number, i)
             up, states[i] = client(told, states[i], shards[i], key)
-            up, bits = carry(
-                up._replace(mean_gradient=None, step_sum=None), key, i, down
-            )
+            up, bits = carry(up._replace(mean_gradient=None, step_sum=None))
             up_bits[i] += bits
-            decoded: Up = algorithm.decode(up)
+            decoded: Up = algorithm.wire.decode(up, Sender(jnp.int32(i), key, down))
             ups.append(decoded)
             aggregate.append(weights[i])
         share = jnp.asarray(sum(aggregate) / weights.sum(), jnp.float32)
@@ -106,7 +103,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
 
     models = []
     for i in range(clients):
-        told = algorithm.tell(down, algorithm.ask(states[i], shards[i]))
+        told = algorithm.wire.tell(down, algorithm.wire.ask(states[i], shards[i]))
         key = keys.at(root, "personal", rounds, i)
         models.append(personal(told, states[i], shards[i], key))
     return Outcome(down, memory, states, models, up_bits, down_bits)

@@ -32,12 +32,12 @@ import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import compress, keys, transforms, trees  # noqa: E402
 from fedblend.batches import everything  # noqa: E402
-from fedblend.core import Aggregate, Algorithm  # noqa: E402
+from fedblend.core import Aggregate, Algorithm, Sender  # noqa: E402, Sender
 from fedblend.losses import objective  # noqa: E402
 from fedblend.registry import ALGORITHMS, TRANSFORMS  # noqa: E402
 from fedblend.theory.blt import Blt  # noqa: E402
+from fedblend.transforms.central_loss import of_parameters  # noqa: E402
 from fedblend.transforms.fedselect_rows import named  # noqa: E402
-from fedblend.transforms.mixed_fl.central_loss import of_parameters  # noqa: E402
 
 PAGE = HOME / "docs" / "pairs.md"
 CLIENTS, ROUNDS, RATE = 4, 800, 0.05
@@ -180,12 +180,13 @@ def end(algorithm: Algorithm, on: problems.Problem) -> Ended:
         return Aggregate(average, jnp.ones(()), jnp.int32(CLIENTS))
 
     def client(down, state, shard, key):
-        told = algorithm.tell(down, algorithm.ask(state, shard))
+        told = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
         up, after = algorithm.client(told, state, shard, key)
-        return algorithm.decode(up._replace(mean_gradient=None, step_sum=None)), after
+        up = up._replace(mean_gradient=None, step_sum=None)
+        return algorithm.wire.decode(up, Sender(shard.id, key, down)), after
 
     def deployed(down, state, shard, key):
-        told = algorithm.tell(down, algorithm.ask(state, shard))
+        told = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
         message = down if algorithm.needs.whole else told
         model = algorithm.personal(message, state, shard, key)
         return objective(on.loss, model, everything(shard))

@@ -23,7 +23,7 @@ import fedblend as fb
 from fedblend import compress
 from fedblend.local import Optimizer, Steps
 from fedblend.registry import ALGORITHMS as REGISTERED
-from fedblend.transforms.mixed_fl.central_loss import of_parameters
+from fedblend.transforms.central_loss import of_parameters
 from problems import (
     COUNTS,
     Problem,

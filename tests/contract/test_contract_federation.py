@@ -13,7 +13,7 @@ from registry import CASES, others_later
 
 import fedblend as fb
 from fedblend.simulation.io.serialize import as_tree, named_leaves, unpack
-from fedblend.transforms.mixed_fl.central_loss import on_rows
+from fedblend.transforms.central_loss import on_rows
 from loopback import EXPERIMENT, LoopbackFederation
 from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 

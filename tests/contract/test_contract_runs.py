@@ -173,7 +173,7 @@ def _first_words(name, shard):
     join, state = algorithm.enroll(problem(name).params, shard, jax.random.key(0))
     aggregate = fb.Aggregate(join, jnp.ones(()), jnp.ones((), jnp.int32))
     down, _ = algorithm.start(problem(name).params, aggregate, None, jax.random.key(0))
-    return algorithm.tell(down, algorithm.ask(state, shard)), state
+    return algorithm.wire.tell(down, algorithm.wire.ask(state, shard)), state
 
 
 def _mean_loss(name, models) -> float:

@@ -15,7 +15,7 @@ from registry import CASES, FORMS, ONE_OF_EACH, PRODUCT, formed
 
 import problems
 from fedblend import keys, trees
-from fedblend.core import Aggregate
+from fedblend.core import Aggregate, Sender
 from fedblend.mixing import Neighbors
 
 PROBLEMS = {
@@ -46,17 +46,17 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
         down, server = algorithm.start(problem.params, aggregate, None, root)
         told, kept, said, models = [], [(client, down, server)], [], []
         for number in range(rounds):
-            message = algorithm.tell(down, algorithm.ask(client, shard))
+            message = algorithm.wire.tell(down, algorithm.wire.ask(client, shard))
             key = keys.at(root, "client", number, 1)
             up, client = client_round(message, client, shard, key)
             up = up._replace(mean_gradient=None, step_sum=None)
-            decoded = algorithm.decode(up)
+            decoded = algorithm.wire.decode(up, Sender(shard.id, key, down))
             aggregate = Aggregate(decoded, share, count)
             down, server = server_round(aggregate, down, server, None, root)
             told.append(message)
             kept.append((client, down, server))
             said.append((up, decoded))
-            message = algorithm.tell(down, algorithm.ask(client, shard))
+            message = algorithm.wire.tell(down, algorithm.wire.ask(client, shard))
             models.append(personal(message, client, shard, root))
         return told, kept, said, models
 

@@ -227,7 +227,7 @@ def test_which_methods_have_the_mean_of_products_as_the_product_of_means(name):
         for client in range(CLIENTS):
             shard = DATA.train.shard(client)
             _, state = algorithm.enroll(PARAMS, shard, KEY)
-            up, _ = algorithm.client(algorithm.tell(down, ()), state, shard, KEY)
+            up, _ = algorithm.client(algorithm.wire.tell(down, ()), state, shard, KEY)
             reached.append(trees.add_where_given(down.shared, up.delta))
         after = jax.tree.map(lambda *leaves: jnp.stack(leaves).mean(axis=0), *reached)
         wanted = np.mean([product(one) for one in reached], axis=0)

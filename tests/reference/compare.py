@@ -103,7 +103,7 @@ def scaffold_gaps():
             x, c, own = paper.scaffold(problem, start, rounds, RATE, steps, 0.8)
             name = f"scaffold, {'same' if steps is SAME else 'other'} steps, {weights}"
             yield f"{name}: model", done.shared, x
-            yield f"{name}: server control", done.down.extra, c
+            yield f"{name}: server control", done.down.extra["scaffold"], c
             controls = np.stack([done.client(client).control for client in range(7)])
             yield f"{name}: client controls", controls, own
 

@@ -148,7 +148,7 @@ def averaged_gaps():
         by_hand, begin, chosen, drawn(), lambda t: 3 / (t + 12), LOCAL, 12.0
     )
     yield "averaged: shared", flat(done.shared), w
-    yield "averaged: w_hat", flat(done.down.extra.model), w_hat
+    yield "averaged: w_hat", flat(done.down.extra["apfl"].model), w_hat
     deployed = np.stack([flat(done.personal(i)) for i in range(CLIENTS)])
     yield "averaged: v_hat", deployed, v_hat
 

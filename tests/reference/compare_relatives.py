@@ -53,7 +53,7 @@ def new_run(algorithm, params=on.params, cohort=COHORT):
 def l2gd_gaps():
     n, lam, p = 7, 0.8, 0.4
     run = new_run(fb.l2gd(on.loss, RATE, lam=lam, p=p, **full), cohort=n)
-    said, coins = [jax.device_get(run.down.extra) for _ in run], []
+    said, coins = [jax.device_get(run.down.extra["l2gd"]) for _ in run], []
     for before, after in pairwise(said):
         coins += [0] * int(before.local) + [1] * int(after.averaging)
     alpha = RATE * n * (1 - p)
@@ -116,7 +116,7 @@ def agnostic_gaps():
         x, q = paper.agnostic(matrices, vectors, start, chosen, *settings)
         assert 0 < (q == 0).sum() < 6, "the projection was never tried"
         yield f"agnostic, {steps} steps: model", run.shared, x
-        yield f"agnostic, {steps} steps: q", run.down.extra, q
+        yield f"agnostic, {steps} steps: q", run.down.extra["agnostic"], q
 
 
 def mapper_gaps():

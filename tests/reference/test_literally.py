@@ -15,8 +15,7 @@ from second_reader import apfl_visit, slope
 
 import fedblend as fb
 from fedblend.simulation.sampling import drawing, settled
-from fedblend.transforms import partial_correction
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss, partial_correction
 from fedblend.trees import precision
 
 DIM, RATE, ROOT = 3, 0.3, jax.random.key(3)

@@ -112,7 +112,7 @@ def test_apfl_outputs_of_the_theorems():
     said = {"rate": lambda t: 3 / (t + 7), "weights": LOCAL, "shift": 7.0}
     w, personal = paper.apfl_outputs(OWN_ROWS, BEGIN, chosen(), steps=STEPS, **said)
     same(deployed(run), personal)
-    same(run.down.extra.model, w)
+    same(run.down.extra["apfl"].model, w)
 
 
 @pytest.mark.parametrize("hessian", ["exact", "differences", "none"])
@@ -167,7 +167,7 @@ def test_l2gds_slope_is_the_mean_gradient():
     """No model shows it: transforms use it, and an int32 divides in float32."""
     train = fb.federate((INPUTS, LABELS), PARTS).train
     none, three = jnp.int32(0), jnp.int32(3)
-    down = fb.Down(jnp.asarray(BEGIN), none, extra=Tosses(none, three))
+    down = fb.Down(jnp.asarray(BEGIN), none, extra={"l2gd": Tosses(none, three)})
     up, _ = fb.l2gd(loss, 0.3, lam=0.5, p=0.4, batch_size=None).client(
         down,
         L2gdClient(down.shared),
@@ -214,7 +214,7 @@ def test_agnostic(cohort, steps):
     )
     w, q = paper.agnostic(OWN_ROWS, BEGIN, chosen(cohort), rate=0.3, **said)
     same(run.shared, w)
-    same(run.down.extra, q)
+    same(run.down.extra["agnostic"], q)
 
 
 def test_agnostic_apfl():
@@ -225,7 +225,7 @@ def test_agnostic_apfl():
         OWN_ROWS, BEGIN, chosen(), weights=LOCAL, q_rate=0.2, **said
     )
     same(run.shared, w)
-    same(run.down.extra, q)
+    same(run.down.extra["agnostic"], q)
     same(deployed(run), personal)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.simulation.io import checkpoint
-from fedblend.transforms.mixed_fl.central_loss import on_rows
+from fedblend.transforms.central_loss import on_rows
 
 CLIENTS, COHORT = 22, 19
 

@@ -9,6 +9,7 @@ import pytest
 
 import fedblend as fb
 import problems
+from fedblend.core import Wire
 from fedblend.simulation.aggregators import DROPPED, PADDING, RECEIVED, REJECTED
 from fedblend.simulation.communication import CommunicationLog, Sizes, client_flops
 from fedblend.simulation.sampling import cohorts
@@ -117,20 +118,20 @@ def ragged_fedavg():
     inner = fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None))
 
     def client(down, client, shard, key):
-        up, client = inner.client(down._replace(extra=()), client, shard, key)
-        return up._replace(extra=fb.Ragged(jnp.ones(9), shard.id + 1)), client
+        up, client = inner.client(down._replace(extra={}), client, shard, key)
+        return up._replace(extra={"own": fb.Ragged(jnp.ones(9), shard.id + 1)}), client
 
     def ask(client, shard):
         return shard.id
 
     def tell(down, request):
         buffer = jnp.zeros(20, jnp.uint8)
-        return down._replace(extra=fb.Ragged(buffer, 2 * request))
+        return down._replace(extra={"own": fb.Ragged(buffer, 2 * request)})
 
-    def decode(up):
-        return up._replace(extra=())
+    def decode(up, sender):
+        return up._replace(extra={})
 
-    return inner._replace(client=client, ask=ask, tell=tell, decode=decode)
+    return inner._replace(client=client, wire=Wire(ask, tell, decode))
 
 
 def test_of_a_ragged_message_the_used_part_counts():

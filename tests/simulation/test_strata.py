@@ -11,7 +11,7 @@ import fedblend as fb
 from fedblend.core import Needs
 from fedblend.simulation.io import checkpoint
 from fedblend.simulation.sampling import check, cohorts, drawing, settled, weighed
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 from fedblend.trees import precision
 
 DIM = 3

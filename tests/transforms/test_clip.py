@@ -62,7 +62,7 @@ def test_a_tracked_bound_is_numpys_and_one_number_travels():
         done = run(on, tracked, weights="uniform")
         expected, bound = by_hand(on, np.full(7, 1 / 7), 0.3, 0.4)
         np.testing.assert_allclose(done.shared, expected, rtol=1e-10, atol=0)
-        np.testing.assert_allclose(done.down.extra[1], bound, rtol=1e-10)
+        np.testing.assert_allclose(done.down.extra["adaptive_clip"], bound, rtol=1e-10)
         assert abs(bound / NORM - 1) > 0.1
         assert done.message_bits.up == (3 + 1) * 64
 
@@ -91,7 +91,7 @@ def test_the_bound_settles_at_the_quantile():
     on = problems.Problem(federated_data, problems.quadratic_loss, jnp.zeros(1))
     say = fb.fedopt(on.loss, fb.Work(1.0, **full), 0.0)
     tracked = fb.adaptive_clip(say, 1.0, quantile=0.9, rate=0.2)
-    reached = run(on, tracked, rounds=200).down.extra[1]
+    reached = run(on, tracked, rounds=200).down.extra["adaptive_clip"]
     assert abs(float(reached) - 45.5) <= 1
 
 

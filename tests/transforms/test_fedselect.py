@@ -13,11 +13,11 @@ import pytest
 
 import fedblend as fb
 from fedblend import compress
-from fedblend.core import Down, Ragged
+from fedblend.core import Down, Ragged, Sender
 from fedblend.data.federated import Shards
 from fedblend.simulation.io import serialize
 from fedblend.transforms import entries_touched, fedselect, fedselect_rows
-from fedblend.transforms.mixed_fl.central_loss import of_parameters
+from fedblend.transforms.central_loss import of_parameters
 
 MOVIES, WIDTH, ROUNDS, CLIENTS = 24, 3, 4, 6
 DENSE = WIDTH * WIDTH + WIDTH
@@ -76,9 +76,10 @@ def update_of(algorithm):
     down = Down(params, jnp.zeros((), jnp.int32))
 
     def update(shard, key):
-        message = algorithm.tell(down, algorithm.ask((), shard))
+        message = algorithm.wire.tell(down, algorithm.wire.ask((), shard))
         up, _ = algorithm.client(message, (), shard, key)
-        return algorithm.decode(up._replace(mean_gradient=None, step_sum=None))
+        up = up._replace(mean_gradient=None, step_sum=None)
+        return algorithm.wire.decode(up, Sender(shard.id, key, down))
 
     return update
 
@@ -137,7 +138,7 @@ def test_bits_are_those_of_a_clients_own_rows():
 
 def test_row_numbers_are_sorted_and_unique():
     use = fedselect_rows.used_rows(on, ("0", "1"), 1)
-    asking = fedselect(AVERAGE, on, **TABLE).ask
+    asking = fedselect(AVERAGE, on, **TABLE).wire.ask
     ask = jax.jit(lambda shard: asking((), shard)[1][0])
     for client in range(CLIENTS):
         own, (buffer, count) = used(client), ask(on.train.shard(client))
@@ -174,12 +175,13 @@ def test_messages_survive_bytes_and_back():
 
     def sent(message):
         arrays, _ = serialize.unpack(serialize.pack(serialize.traveling(message)))
-        return serialize.arrived(arrays, message, key, 1)
+        return serialize.arrived(arrays, message)
 
-    message = algorithm.tell(down, algorithm.ask((), shard))
+    message = algorithm.wire.tell(down, algorithm.wire.ask((), shard))
     update = jax.jit(lambda received: algorithm.client(received, (), shard, key)[0])
     up = update(sent(message))._replace(mean_gradient=None, step_sum=None)
-    there, here = algorithm.decode(sent(up)), algorithm.decode(up)
+    sender = Sender(shard.id, key, down)
+    there, here = (algorithm.wire.decode(one, sender) for one in (sent(up), up))
     jax.tree.map(np.testing.assert_array_equal, there, here)
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import fedblend as fb
-from fedblend.core import Down, Up
+from fedblend.core import Down, Up, Wire
 from fedblend.transforms.local_dp import local_dp, secret_noise
 
 LOSS = fb.datasets.quadratic_loss
@@ -73,9 +73,9 @@ def test_what_clipping_does_not_bound_is_refused(shard):
     )
     with pytest.raises(ValueError, match="at enrollment"):
         local_dp(flix, 1.0).enroll(params, shard, jax.random.key(0))
-    asking = PLAIN._replace(ask=lambda client, shard: shard.count)
+    asking = PLAIN._replace(wire=Wire(ask=lambda client, shard: shard.count))
     with pytest.raises(ValueError, match="which part of the model"):
-        local_dp(asking, 1.0).ask((), shard)
+        local_dp(asking, 1.0).wire.ask((), shard)
     encoding = local_dp(fb.compressed(PLAIN, fb.compress.rand_k(1)), 1.0)
     with pytest.raises(ValueError, match="sends encoded updates"):
-        encoding.client(down._replace(extra=()), (), shard, jax.random.key(0))
+        encoding.client(down._replace(extra={}), (), shard, jax.random.key(0))

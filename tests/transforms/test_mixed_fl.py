@@ -12,7 +12,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.compress import identity
-from fedblend.transforms.mixed_fl import central_loss as central_losses
+from fedblend.transforms import central_loss as central_losses
 from fedblend.trees import precision
 
 DIM, CLIENTS, WEIGHTS = 3, 4, (0.6, 0.4)

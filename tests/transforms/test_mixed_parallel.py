@@ -9,9 +9,7 @@ import optax
 import pytest
 
 import fedblend as fb
-from fedblend.core import Aggregate, Up
-from fedblend.transforms.mixed_fl import central_loss
-from fedblend.transforms.mixed_fl.parallel import gain
+from fedblend.transforms import central_loss
 from fedblend.trees import precision
 
 LOSS, WEIGHTS, DIM = fb.datasets.quadratic_loss, (0.5, 0.5), 2
@@ -58,13 +56,9 @@ def parallel(inner, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "server",
-    [0.2, 0.5, optax.sgd(0.05, momentum=0.6)],
-    ids=["0.2", "0.5", "momentum"],
-)
+@pytest.mark.parametrize("server", [0.2, 0.5])
 def test_with_one_step_the_servers_rate_changes_nothing_about_the_optimum(server):
-    # Clients of two kinds; momentum repeats each step 1 / (1 - 0.6) times.
+    # Clients of two kinds.
     reached = end(parallel(fedopt(server)))
     np.testing.assert_allclose(reached, optimum(ROWS), rtol=0, atol=1e-6)
 
@@ -82,29 +76,12 @@ def test_with_more_steps_only_drift_is_left_which_falls_with_the_rate():
 
 
 @pytest.mark.parametrize(
-    ("server", "wanted"),
-    [
-        (optax.sgd(0.2, 0.9, nesterov=True), 2.0),
-        (optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.3)), 0.3),
-        (optax.sgd(optax.piecewise_constant_schedule(0.1, {5000: 0.5})), None),
-        (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0)), None),
-        (optax.chain(optax.trace(0.9), optax.trace(0.5), optax.sgd(1.0)), None),
-        (optax.sgd(-1.0), None),
-    ],
-    ids=["nesterov", "decay", "schedule", "clipped", "two memories", "uphill"],
+    "server", [optax.adam(0.1), optax.sgd(0.2, momentum=0.9), 0.0, optax.sgd(0.5)]
 )
-def test_the_gain_of_a_server_is_that_of_all_its_moves_or_there_is_none(server, wanted):
-    algorithm = fedopt(server)
-    down, state = algorithm.start(jnp.ones(DIM), None, None, None)  # pyright: ignore
-    aggregate = Aggregate(Up(jnp.ones(DIM)), jnp.ones(()), jnp.ones((), int))
-    found = gain(algorithm.server, aggregate, down, state, None)
-    assert found == (wanted and pytest.approx(wanted, rel=1e-5))
-
-
-def test_an_adaptive_server_is_refused_in_one_line():
+def test_a_server_without_a_known_gain_is_refused_in_one_line(server):
     line = r"^mixed_fl: this server .*\(0.5, 0.5\); use one_way, or .* merge_optimizer"
     with pytest.raises(ValueError, match=line):
-        end(parallel(fedopt(optax.adam(0.1))), rounds=1)
+        parallel(fedopt(server))
 
 
 CLIPS = {

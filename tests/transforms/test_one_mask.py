@@ -41,9 +41,7 @@ def entries(rounds: int) -> list[np.ndarray]:
     vector, found = jnp.ones(DIM), []
     for key in at:
         draw = compress.rand_k(K).compress(vector, keys.named(key, "one mask"), None)
-        whole = compress.rand_k(K, places="seed").decompress(
-            draw._replace(places=draw.places.bits), DIM
-        )
+        whole = compress.rand_k(K).decompress(draw, DIM, None, None)
         found.append(np.flatnonzero(np.asarray(whole)))
     return found
 

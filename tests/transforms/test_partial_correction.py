@@ -8,7 +8,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.transforms import partial_correction
-from fedblend.transforms.mixed_fl.central_loss import of_parameters
+from fedblend.transforms.central_loss import of_parameters
 
 MOVIES, WIDTH, ROUNDS, CLIENTS = 9, 2, 3, 4
 DENSE = WIDTH * WIDTH + WIDTH
@@ -41,7 +41,9 @@ def test_the_run_is_the_same_and_zeros_do_not_travel():
 def test_a_message_without_correction_stays_as_it_is():
     plain = fb.mixed_fl(inner, spread, how="parallel")
     down, _ = plain.start(model.init(jax.random.key(0)), None, None, jax.random.key(0))  # pyright: ignore
-    assert partial_correction(plain, ["embedding"]).tell(down, ()).correction is None
+    assert (
+        partial_correction(plain, ["embedding"]).wire.tell(down, ()).correction is None
+    )
 
 
 def test_a_parameter_that_does_not_exist():

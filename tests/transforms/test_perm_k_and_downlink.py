@@ -83,7 +83,7 @@ def test_every_round_of_perm_k_has_its_own_blocks():
     run.every = 1
     for _ in run:
         models.append(np.asarray(run.shared))
-        seeds.append(np.asarray(run.down.extra[1].value).tobytes())
+        seeds.append(np.asarray(run.down.extra["permuted"]).tobytes())
     assert len(set(seeds)) == len(seeds) > 1
     np.testing.assert_array_equal(run.bits().up, 3 * 32 * 1)
     # By hand: of 6 entries and one of padding every client sends one.

@@ -95,7 +95,7 @@ def in_two_rounds(algorithm, params, shard):
         sent = [join]
         for round in range(2):
             message = down._replace(round=jnp.asarray(round, jnp.int32))
-            own = algorithm.tell(message, algorithm.ask(state, shard))
+            own = algorithm.wire.tell(message, algorithm.wire.ask(state, shard))
             own_key = jax.random.fold_in(key, round)
             up, state = algorithm.client(own, state, shard, own_key)
             sent.append(up._replace(mean_gradient=None, step_sum=None))

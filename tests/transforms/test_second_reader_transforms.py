@@ -17,7 +17,7 @@ import pytest
 
 import fedblend as fb
 from fedblend import keys
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 from fedblend.trees import precision
 
 COUNTS = (4, 1, 6, 3, 2)

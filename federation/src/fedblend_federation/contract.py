@@ -381,7 +381,7 @@ class Deployment(NamedTuple):
 
 def deployment(algorithm: Algorithm, down: Down, request, params) -> Deployment:
     """The deployment of a client with this request."""
-    message = down if algorithm.needs.whole else algorithm.tell(down, request)
+    message = down if algorithm.needs.whole else algorithm.wire.tell(down, request)
     forms = (jax.tree.structure(params), jax.tree.structure(None))
     plain = jax.tree.structure(message.shared) in forms
     return Deployment(message, () if plain else down.shared)

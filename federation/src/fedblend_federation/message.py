@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.core import Key, PyTree
+from fedblend.core import PyTree
 from fedblend.simulation.io.serialize import (
     WireError,
     arrived,
@@ -146,17 +146,13 @@ def one_line(text: object) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in spaced)
 
 
-def payload_of(
-    message: Message, template: PyTree, key: Key, quotable: PyTree = ()
-) -> PyTree:
+def payload_of(message: Message, template: PyTree) -> PyTree:
     """The payload of a message, in the structure of the template.
-
-    ``quotable`` is the request that a reply may quote.
 
     Raises:
         WireError: names, shapes or dtypes are not those of the template.
     """
-    return arrived(message.arrays, template, key, message.client, quotable)
+    return arrived(message.arrays, template)
 
 
 def schema_hash(template: PyTree) -> str:

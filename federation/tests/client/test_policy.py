@@ -14,7 +14,7 @@ import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.schema.privacy import ProtectRows
-from fedblend.core import Aggregate, Batch, Quote, is_special
+from fedblend.core import Aggregate, Batch, is_ragged
 from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric
@@ -180,12 +180,11 @@ def _extra(built) -> list:
         join, client = algorithm.enroll(params, shard, key)
         everyone = Aggregate(join, jnp.float32(1), jnp.int32(1))
         down, _ = algorithm.start(params, everyone, None, key)
-        told = algorithm.tell(down, algorithm.ask(client, shard))
+        told = algorithm.wire.tell(down, algorithm.wire.ask(client, shard))
         single = [join] if getattr(join, "ndim", 0) else []  # no model is an array
         return single, algorithm.client(told, client, shard, key)[0].extra
 
-    leaves = jax.tree.leaves(jax.eval_shape(said), is_leaf=is_special)
-    return [leaf for leaf in leaves if not isinstance(leaf, Quote)]  # the server's own
+    return jax.tree.leaves(jax.eval_shape(said), is_leaf=is_ragged)
 
 
 def test_measures_are_filtered_and_rounded():

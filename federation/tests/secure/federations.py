@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
 import problems
 from fedblend import compress
+from fedblend.core import Sender
 from fedblend.simulation.communication import sizes_of
 from fedblend.simulation.io.serialize import named_leaves
 from fedblend_federation import message as messages
@@ -187,13 +189,17 @@ class UnmaskedCollection(PlainCollection):
         )
         ups = {c: one[0] for c, one in sorted(replies.accepted.items())}
         if not self.as_sent:
-            ups = {c: server.algorithm.decode(up) for c, up in ups.items()}
+            ups = {c: self._decode(up) for c, up in ups.items()}
             return Collected(Total(self._total("updates", ups)), replies, {})
         total = self._sum(ups)
-        whole = server.algorithm.decode(total)
+        whole = self._decode(total)
         weight = float(server.weights[list(ups)].sum())
         found = server.aggregator.total_of("updates", whole, weight, len(ups))
         return Collected(Total(found), replies, {})
+
+    def _decode(self, up):
+        sender = Sender(jnp.int32(0), jax.random.key(0), self._server.down)
+        return self._server.algorithm.wire.decode(up, sender)
 
     def _sum(self, found: dict[int, Any]) -> Any:
         server = self._server

@@ -32,7 +32,7 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import draw
 from fedblend.checks import COUNT, NOT_NEGATIVE, gate
-from fedblend.core import Algorithm, ClientId, Loss, Up
+from fedblend.core import Algorithm, Loss, Up, Wire
 from fedblend.local import WORK, Work
 from fedblend.losses import objective
 from fedblend.registry import algorithm
@@ -79,10 +79,11 @@ def weighed(
     def start(params, joins, central, key):
         down, server = inner.start(params, joins, central, key)
         uniform = jnp.full((clients,), 1 / clients, jnp.result_type(float))
-        return down._replace(extra=uniform), server
+        return down._replace(extra=down.extra | {"agnostic": uniform}), server
 
     def tell(down, request):
-        return down._replace(extra=down.extra[request])
+        own = down.extra["agnostic"][request]
+        return down._replace(extra=down.extra | {"agnostic": own})
 
     def client(down, client, shard, key):
         own = keys.named(key, "agnostic")
@@ -90,19 +91,20 @@ def weighed(
         value = objective(loss, down.shared, batch)
         up, client = inner.client(down, client, shard, key)
         delta, mean_gradient = trees.scale(
-            clients * down.extra, (up.delta, up.mean_gradient)
+            clients * down.extra["agnostic"], (up.delta, up.mean_gradient)
         )
-        return Up(delta, mean_gradient, (ClientId(shard.id), value)), client
+        return Up(delta, mean_gradient, {"agnostic": value}), client
 
-    def decode(up):
-        sender, value = up.extra
+    def decode(up, sender):
+        value = up.extra["agnostic"]
         losses = jnp.zeros((clients,), value.dtype).at[sender.id].set(clients * value)
-        return up._replace(extra=losses)
+        return up._replace(extra={"agnostic": losses})
 
     def server(aggregate, down, server, central, key):
-        climbed = down.extra + q_rate * aggregate.mean.extra.astype(down.extra.dtype)
+        weights, losses = down.extra["agnostic"], aggregate.mean.extra["agnostic"]
+        climbed = onto_simplex(weights + q_rate * losses.astype(weights.dtype))
         down, server = inner.server(aggregate, down, server, central, key)
-        return down._replace(extra=onto_simplex(climbed)), server
+        return down._replace(extra=down.extra | {"agnostic": climbed}), server
 
     needs = inner.needs._replace(
         mean=True, uniform=True, weights="uniform", clients=clients
@@ -111,8 +113,6 @@ def weighed(
         start=start,
         client=client,
         server=server,
-        ask=lambda client, shard: shard.id,
-        tell=tell,
-        decode=decode,
+        wire=Wire(lambda client, shard: shard.id, tell, decode),
         needs=needs,
     )

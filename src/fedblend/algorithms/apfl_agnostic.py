@@ -77,7 +77,7 @@ def apfl_agnostic(
         ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=20).complete()
-        >>> run.down.extra.shape  # q
+        >>> run.down.extra["agnostic"].shape  # q
         (4,)
     """
     own = apfl(

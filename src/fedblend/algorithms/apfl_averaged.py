@@ -14,7 +14,7 @@ local step: a client sends the p-weighted mean of its w_j^t of the round, the me
 these over the cohort is the round's part of w_hat, and the server broadcasts w_hat and
 S_T with the next model. v_i stays while client i is not in the cohort, and S_T tells
 the client for how long. Both averages are exact after every round; messages are twice
-as long in both directions. ``down.extra.model`` is w_hat.
+as long in both directions. ``down.extra["apfl"].model`` is w_hat.
 
 Where this differs from the paper: alpha is the weight of the shared model; a round
 without any answer is in no average; p_t is divided by a^2, which cancels.
@@ -69,7 +69,8 @@ def apfl_averaged(
 
     def start(params, joins, central, key):
         down, server = inner.start(params, joins, central, key)
-        return down._replace(extra=Average(params, jnp.zeros((), float))), server
+        first = Average(params, jnp.zeros((), float))
+        return down._replace(extra={"apfl": first}), server
 
     def client(down, client, shard, key):
         rule = resolve(work.optimizer, down.round, steps)
@@ -90,21 +91,23 @@ def apfl_averaged(
             work=work._replace(optimizer=averaging(rules, weights(down.round))),
             correction=((down.correction, None), None),
         )
-        still = extended(client.past, client.personal, down.extra.weight)
+        still = extended(client.past, client.personal, down.extra["apfl"].weight)
         past = extended(still, means[1], still.weight + weights(down.round).sum())
         delta = trees.subtract(reached[0], down.shared)
-        up = Up(delta, mean_gradient[0], extra=means[0])
+        up = Up(delta, mean_gradient[0], extra={"apfl": means[0]})
         return up, AveragedClient(reached[1], past)
 
     def server(aggregate, down, server, central, key):
-        weight = down.extra.weight + weights(down.round).sum()
-        extra = extended(down.extra, aggregate.mean.extra, weight)
+        weight = down.extra["apfl"].weight + weights(down.round).sum()
+        extra = extended(down.extra["apfl"], aggregate.mean.extra["apfl"], weight)
         down, server = inner.server(aggregate, down, server, central, key)
-        return down._replace(extra=extra), server
+        return down._replace(extra={"apfl": extra}), server
 
     def personal(down, client, shard, key):
-        own = extended(client.past, client.personal, down.extra.weight)
-        return mixing.parameters(per_client(alpha, shard), down.extra.model, own.model)
+        own = extended(client.past, client.personal, down.extra["apfl"].weight)
+        return mixing.parameters(
+            per_client(alpha, shard), down.extra["apfl"].model, own.model
+        )
 
     needs = inner.needs._replace(weights="uniform")
     return Algorithm(enroll, start, client, server, personal, needs=needs)

@@ -45,7 +45,7 @@ from fedblend.checks import COUNT, POSITIVE, Number, gate
 from fedblend.compress import one_mask
 from fedblend.compress.compressor import decode, encode
 from fedblend.compress.sparse import dealt
-from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Quotable, Quote, Up
+from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up, Wire
 from fedblend.local import WORK, Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
@@ -66,7 +66,7 @@ class Sent(NamedTuple):
     """Beside the model: local steps, and the seed of the masks."""
 
     local: jax.Array
-    seed: Quotable
+    seed: jax.Array
 
 
 @algorithm(
@@ -99,6 +99,9 @@ def compressed_scaffnew(
         """What a client sends of a tree, whose entries it multiplies by n/s."""
         return encode(masked(seed), tree, key, shard, one_mask.NAME)
 
+    def received(seed, encoded, sender):
+        return decode(masked(seed), encoded, None, one_mask.NAME, sender.id)
+
     def tossed(key) -> Sent:
         own = keys.named(key, "scaffnew")
         local = jax.random.geometric(own, p, dtype=jnp.int32)
@@ -112,32 +115,33 @@ def compressed_scaffnew(
     def start(params, joins, central, key):
         dealt_scales(clients, copies)  # refuses more copies than clients
         none = jnp.zeros((), jnp.int32)
-        return Down(params, none, extra=tossed(key)), Coin(none)
+        return Down(params, none, extra={"scaffnew": tossed(key)}), Coin(none)
 
     def client(down, client, shard, key):
         scale = p * dealt_scales(clients, copies)[0] / rate * copies / clients
         gap = trees.subtract(down.shared, client.reached)
-        moved = decode(masked(client.seed), sent(client.seed, gap, shard, key))
+        moved = received(client.seed, sent(client.seed, gap, shard, key), shard)
         settled = trees.add(client.control, trees.scale(scale, moved))
         control = trees.select(client.new, client.control, settled)
         push = trees.add_where_given(trees.scale(-1, control), down.correction)
-        times, seed = down.extra.local, down.extra.seed
+        times, seed = down.extra["scaffnew"]
         reached, mean = train(down.shared, shard, key, times=times, correction=push)
         delta = trees.subtract(reached, down.shared)
-        encoded = sent(seed.value, delta, shard, key)
+        encoded = sent(seed, delta, shard, key)
         new = jnp.zeros((), bool)
-        after = CompressedScaffnewClient(control, reached, seed.value, new)
-        return Up(encoded, mean, extra=Quote(seed.value, seed.name)), after
+        after = CompressedScaffnewClient(control, reached, seed, new)
+        return Up(encoded, mean), after
 
     def server(aggregate, down, server, central, key):
         shared = trees.add(down.shared, aggregate.mean.delta)
-        done = Coin(server.local + down.extra.local)
-        return down._replace(shared=shared, extra=tossed(key)), done
+        done = Coin(server.local + down.extra["scaffnew"].local)
+        return down._replace(shared=shared, extra={"scaffnew": tossed(key)}), done
 
-    def undo(up):
-        return up._replace(delta=decode(masked(up.extra.value), up.delta), extra=())
+    def undo(up, sender):
+        seed = sender.down.extra["scaffnew"].seed
+        return up._replace(delta=received(seed, up.delta, sender))
 
     needs = Needs(
         everyone=True, mean=True, uniform=True, weights="uniform", clients=clients
     )
-    return Algorithm(enroll, start, client, server, decode=undo, needs=needs)
+    return Algorithm(enroll, start, client, server, wire=Wire(decode=undo), needs=needs)

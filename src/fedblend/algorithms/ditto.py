@@ -92,6 +92,8 @@ def ditto(algorithm: Algorithm, loss: Loss, work: Work, *, lam: ByClient) -> Alg
         enroll=enroll,
         client=client,
         personal=lambda down, client, shard, key: client.personal,
-        ask=lambda client, shard: algorithm.ask(client.inner, shard),
+        wire=algorithm.wire._replace(
+            ask=lambda client, shard: algorithm.wire.ask(client.inner, shard)
+        ),
         info=lambda client: algorithm.info(client.inner),
     )

@@ -22,7 +22,7 @@ from functools import partial
 
 from fedblend import trees
 from fedblend.checks import gate
-from fedblend.core import Algorithm, Loss, from_params, no_state
+from fedblend.core import Algorithm, Loss, Needs, from_params, no_state
 from fedblend.local import WORK, Work, local_update, step_sum_of
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
@@ -58,4 +58,4 @@ def fedavg(loss: Loss, work: Work) -> Algorithm:
         shared = trees.add(down.shared, aggregate.mean.delta)
         return down._replace(shared=shared), server
 
-    return Algorithm(no_state, from_params, client, server)
+    return Algorithm(no_state, from_params, client, server, needs=Needs(gain=1.0))

@@ -119,13 +119,13 @@ def feddbe(loss: Loss, work: Work, *, features: Apply, kappa: float = 1.0) -> Al
 
     def start(params, joins, central, key):
         down, server = inner.start(params, joins, central, key)
-        return down._replace(extra=joins.mean), server
+        return down._replace(extra={"feddbe": joins.mean}), server
 
     def client(down, client, shard, key):
-        told = inner.tell(down, ())
+        told = inner.wire.tell(down, ())
 
         def pulled(here, batch):
-            gap = mean_features(here, batch) - down.extra
+            gap = mean_features(here, batch) - down.extra["feddbe"]
             return objective(loss, here, batch) + kappa * jnp.square(gap).mean()
 
         reached, mean_gradient = descend(

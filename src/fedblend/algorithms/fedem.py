@@ -43,7 +43,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.batches import everything
 from fedblend.checks import gate
-from fedblend.core import Algorithm, Loss, from_params
+from fedblend.core import Algorithm, Loss, Wire, from_params
 from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient
 from fedblend.models.ensemble import models_only, of_one, require_ensemble, weighted
@@ -123,5 +123,5 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
         return {f"weight {m}": weight for m, weight in enumerate(client.weights)}
 
     return Algorithm(
-        enroll, from_params, client, server, personal, tell=tell, info=info
+        enroll, from_params, client, server, personal, wire=Wire(tell=tell), info=info
     )

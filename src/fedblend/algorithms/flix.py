@@ -125,7 +125,9 @@ def flix(
         start=start,
         client=client,
         personal=personal,
-        ask=lambda client, shard: inner.ask(client.inner, shard),
+        wire=inner.wire._replace(
+            ask=lambda client, shard: inner.wire.ask(client.inner, shard)
+        ),
         info=info,
         needs=inner.needs._replace(weights="uniform"),
     )

@@ -42,7 +42,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.batches import draw
 from fedblend.checks import FLAG, NOT_NEGATIVE, gate
-from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
+from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, from_params
 from fedblend.errors import UserError
 from fedblend.local import WORK, Work, planned
 from fedblend.losses import objective
@@ -154,7 +154,9 @@ def hierarchical(
         curve = curve - cross @ solved[:, :-1]
         places = jnp.triu_indices(len(slope))
         gradient = trees.add_where_given(raw, down.correction)
-        return Up(gradient, mean_gradient=raw, extra=curve[places]), client
+        return Up(
+            gradient, mean_gradient=raw, extra={"hierarchical": curve[places]}
+        ), client
 
     def server(aggregate, down, server, central, key):
         if not share:
@@ -166,7 +168,7 @@ def hierarchical(
         upper = (
             jnp.zeros((len(shared),) * 2, shared.dtype)
             .at[places]
-            .set(aggregate.mean.extra)
+            .set(aggregate.mean.extra["hierarchical"])
         )
         curve = upper + jnp.triu(upper, 1).T + jnp.diag(penalty)
         # Softmax leaves one direction free: no step there, and the optimum stays.
@@ -186,5 +188,7 @@ def hierarchical(
     if share:
         return found
     return found._replace(
-        tell=lambda down, request: down._replace(shared=None, correction=None)
+        wire=Wire(
+            tell=lambda down, request: down._replace(shared=None, correction=None)
+        )
     )

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.batches import everything
 from fedblend.checks import gate
-from fedblend.core import Algorithm, Loss, Needs, Up, from_params
+from fedblend.core import Algorithm, Loss, Needs, Up, Wire, from_params
 from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient, objective
 from fedblend.models.ensemble import models_only, of_one, require_ensemble, weighted
@@ -90,10 +90,10 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
             return down.shared._replace(models=spread)
 
         delta, mean_gradient = placed(up.delta), placed(up.mean_gradient)
-        return Up(delta, mean_gradient, choices), client
+        return Up(delta, mean_gradient, {"hypcluster": choices}), client
 
     def server(aggregate, down, server, central, key):
-        share = aggregate.mean.extra
+        share = aggregate.mean.extra["hypcluster"]
         factor = 1 / jnp.where(share > 0, share, 1)
         step = jax.vmap(trees.scale)(factor, aggregate.mean.delta)
         return down._replace(shared=trees.add_where_given(down.shared, step)), server
@@ -107,5 +107,5 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
 
     needs = Needs(mean=True)
     return Algorithm(
-        enroll, from_params, client, server, personal, tell=tell, needs=needs
+        enroll, from_params, client, server, personal, wire=Wire(tell=tell), needs=needs
     )

@@ -92,7 +92,9 @@ def l2gd(
         return Tosses(*jax.random.geometric(own, ends, dtype=jnp.int32))
 
     def averaged(down: Down, own: PyTree) -> PyTree:
-        left = (1 - rate_at(down.round) * lam * (1 - p) / p) ** down.extra.averaging
+        left = (1 - rate_at(down.round) * lam * (1 - p) / p) ** down.extra[
+            "l2gd"
+        ].averaging
         return mixing.parameters(1 - left, down.shared, own)
 
     def enroll(params, shard, key):
@@ -101,12 +103,12 @@ def l2gd(
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
         first = Tosses(none, tossed(key).local)  # nothing to average yet
-        return Down(params, none, extra=first), Tosses(none, none)
+        return Down(params, none, extra={"l2gd": first}), Tosses(none, none)
 
     def client(down, client, shard, key):
         work = Work(rate_at(down.round), 1, batch_size)
         train = partial(descend_times, gradient(loss), work=work)
-        first, times = averaged(down, client.personal), down.extra.local
+        first, times = averaged(down, client.personal), down.extra["l2gd"].local
         reached, mean_gradient = train(
             first, shard, key, times=times, correction=down.correction
         )
@@ -115,8 +117,10 @@ def l2gd(
 
     def server(aggregate, down, server, central, key):
         tosses, shared = tossed(key), trees.add(down.shared, aggregate.mean.delta)
-        done = Tosses(tosses.averaging, down.extra.local)
-        return down._replace(shared=shared, extra=tosses), trees.add(server, done)
+        done = Tosses(tosses.averaging, down.extra["l2gd"].local)
+        return down._replace(shared=shared, extra={"l2gd": tosses}), trees.add(
+            server, done
+        )
 
     def personal(down, client, shard, key):
         return averaged(down, client.personal)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedblend.checks import gate
-from fedblend.core import Algorithm, Loss, PyTree, Up, from_params
+from fedblend.core import Algorithm, Loss, PyTree, Up, Wire, from_params
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
@@ -51,5 +51,7 @@ def local_only(loss: Loss, work: Work) -> Algorithm:
         client,
         server=lambda aggregate, down, server, central, key: (down, server),
         personal=lambda down, client, shard, key: client.personal,
-        tell=lambda down, request: down._replace(shared=None, correction=None),
+        wire=Wire(
+            tell=lambda down, request: down._replace(shared=None, correction=None)
+        ),
     )

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 from fedblend import trees
 from fedblend.algorithms import partial_steps
 from fedblend.checks import PATHS, gate, optional, require_parts, words
-from fedblend.core import Algorithm, Loss, Needs, PyTree, from_params
+from fedblend.core import Algorithm, Loss, Needs, PyTree, Wire, from_params
 from fedblend.errors import UserError
 from fedblend.local import OPTIMIZER, STEPS, WORK, Optimizer, Steps, Work
 from fedblend.registry import STEP_BY_STEP, algorithm
@@ -132,4 +132,4 @@ def partial(
         return down._replace(shared=shared, correction=correction)
 
     halves = (enroll, from_params, client, server, personal_model)
-    return Algorithm(*halves, tell=tell, needs=Needs(weights="uniform"))
+    return Algorithm(*halves, wire=Wire(tell=tell), needs=Needs(weights="uniform"))

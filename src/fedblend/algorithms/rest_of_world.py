@@ -38,7 +38,7 @@ import jax
 from fedblend import trees
 from fedblend.algorithms.partial import partial
 from fedblend.checks import Number, gate
-from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
+from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, from_params
 from fedblend.errors import UserError
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import objective
@@ -140,4 +140,6 @@ def rest_of_world(loss: Loss, work: Work, *, clients: int) -> Algorithm:
 
     halves = (enroll, start, client, server, personal)
     needs = Needs(mean=True, memories=True, uniform=True, clients=clients)
-    return Algorithm(*halves, tell=tell, needs=needs._replace(weights="uniform"))
+    return Algorithm(
+        *halves, wire=Wire(tell=tell), needs=needs._replace(weights="uniform")
+    )

@@ -150,17 +150,21 @@ def scafflix(
             rate = jnp.where(own > 0, 1 / jnp.where(own > 0, own, 1), 0)
             train = partial(descend_times, slope, work=work._replace(optimizer=rate))
             reached, mean_gradient = train(
-                down.shared, shard, key, times=down.extra.local, correction=push
+                down.shared,
+                shard,
+                key,
+                times=down.extra["scaffnew"].local,
+                correction=push,
             )
             step = trees.scale(own, trees.subtract(reached, down.shared))
             delta = trees.subtract(step, trees.scale(1 / p, control))
             after = ScafflixClient(control, reached, jnp.zeros((), bool))
-            return Up(delta, mean_gradient, extra=own), after
+            return Up(delta, mean_gradient, extra={"scafflix": own}), after
 
         return plain._replace(enroll=enroll, client=client, server=server)
 
     def server(aggregate, down, server, central, key):
-        total = aggregate.mean.extra
+        total = aggregate.mean.extra["scafflix"]
         step = trees.scale(1 / jnp.where(total > 0, total, 1), aggregate.mean.delta)
         aggregate = aggregate._replace(mean=aggregate.mean._replace(delta=step))
         return plain.server(aggregate, down, server, central, key)

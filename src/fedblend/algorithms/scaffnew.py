@@ -86,14 +86,14 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
 
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
-        return Down(params, none, extra=tossed(key)), Coin(none)
+        return Down(params, none, extra={"scaffnew": tossed(key)}), Coin(none)
 
     def client(down, client, shard, key):
         moved = trees.subtract(down.shared, client.reached)
         control = trees.add(client.control, trees.scale(p / rate, moved))
         push = trees.add_where_given(trees.scale(-1, control), down.correction)
         reached, mean_gradient = train(
-            down.shared, shard, key, times=down.extra.local, correction=push
+            down.shared, shard, key, times=down.extra["scaffnew"].local, correction=push
         )
         target = trees.subtract(reached, trees.scale(rate / p, control))
         up = Up(trees.subtract(target, down.shared), mean_gradient)
@@ -101,8 +101,8 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
 
     def server(aggregate, down, server, central, key):
         shared = trees.add(down.shared, aggregate.mean.delta)
-        done = trees.add(server, down.extra)
-        return down._replace(shared=shared, extra=tossed(key)), done
+        done = trees.add(server, down.extra["scaffnew"])
+        return down._replace(shared=shared, extra={"scaffnew": tossed(key)}), done
 
     several = is_traced(steps) or steps > 1
     needs = Needs(everyone=True, mean=True, feedback=INSTEAD if several else "")

@@ -54,20 +54,21 @@ def scaffold(loss: Loss, work: Work, *, server_rate: float = 1.0) -> Algorithm:
 
     def start(params, joins, central, key):
         down, server = inner.start(params, joins, central, key)
-        return down._replace(extra=trees.zeros_like(params)), server
+        return down._replace(extra={"scaffold": trees.zeros_like(params)}), server
 
     def client(down, client, shard, key):
-        correction = trees.subtract(down.extra, client.control)
+        correction = trees.subtract(down.extra["scaffold"], client.control)
         correction = trees.add_where_given(correction, down.correction)
         up = train(down._replace(correction=correction), shard, key)
         change = trees.subtract(up.mean_gradient, client.control)
-        return up._replace(extra=change), ScaffoldClient(up.mean_gradient)
+        return up._replace(extra={"scaffold": change}), ScaffoldClient(up.mean_gradient)
 
     def server(aggregate, down, server, central, key):
         step = trees.scale(server_rate, aggregate.mean.delta)
-        change = trees.scale(aggregate.participation, aggregate.mean.extra)
-        shared = trees.add(down.shared, step)
-        return down._replace(shared=shared, extra=trees.add(down.extra, change)), server
+        change = trees.scale(aggregate.participation, aggregate.mean.extra["scaffold"])
+        control = trees.add(down.extra["scaffold"], change)
+        extra = down.extra | {"scaffold": control}
+        return down._replace(shared=trees.add(down.shared, step), extra=extra), server
 
-    needs = Needs(mean=True, memories=True)
+    needs = Needs(mean=True, memories=True, gain=server_rate)
     return Algorithm(enroll, start, client, server, needs=needs)

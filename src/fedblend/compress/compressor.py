@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.checks import Instance, Lengths
-from fedblend.core import Key, PyTree, Shard, SharedKey
+from fedblend.core import Key, PyTree, Shard
 
 
 class Compressor(NamedTuple):
@@ -27,7 +27,9 @@ class Compressor(NamedTuple):
 
     compress     (vector, key, shard) -> payload; the shard is that of the client that
                  compresses, for settings that differ by client, None at the server.
-    decompress   (payload, dim) -> vector.
+    decompress   (payload, dim, key, client) -> vector; the key that compressed and the
+                 number of the client are known to the server, so that neither has to
+                 be sent. Both are None where the server compressed.
     omega        dim -> variance of an unbiased compressor (an array over clients where
                  they differ), None for a biased one.
     delta        dim -> contraction (likewise), None for one that has none; at 0 or
@@ -37,7 +39,7 @@ class Compressor(NamedTuple):
     """
 
     compress: Callable[[jax.Array, Key, Shard | None], PyTree]
-    decompress: Callable[[PyTree, int], jax.Array]
+    decompress: Callable[[PyTree, int, Key | None, jax.Array | None], jax.Array]
     omega: Callable[[int], Any] | None = None
     delta: Callable[[int], Any] | None = None
     name: str = ""
@@ -63,29 +65,30 @@ class Encoded:
 def encode(
     compressor: Compressor, tree: PyTree, key: Key, shard: Shard | None, purpose: str
 ) -> Encoded:
-    """Compress a tree as one long vector.
-
-    The compressor draws from ``keys.named(key, purpose)``; a ``SharedKey`` in the
-    payload carries the purpose, so that the receiver can draw the same numbers.
-    """
+    """Compress a tree as one long vector, drawing from ``keys.named(key, purpose)``."""
     vector, layout = trees.ravel(tree)
-    payload = compressor.compress(vector, keys.named(key, purpose), shard)
-
-    def mark(leaf):
-        if isinstance(leaf, SharedKey):
-            return dataclasses.replace(leaf, purpose=purpose)
-        return leaf
-
-    payload = jax.tree.map(
-        mark, payload, is_leaf=lambda leaf: isinstance(leaf, SharedKey)
-    )
-    return Encoded(payload, layout)
+    return Encoded(compressor.compress(vector, keys.named(key, purpose), shard), layout)
 
 
-def decode(compressor: Compressor, encoded: Encoded) -> PyTree:
-    """The tree that the receiver decodes."""
+def decode(
+    compressor: Compressor,
+    encoded: Encoded,
+    key: Key | None = None,
+    purpose: str = "",
+    client: jax.Array | None = None,
+) -> PyTree:
+    """The tree that the receiver decodes.
+
+    Args:
+        compressor: that of ``encode``.
+        encoded: what was sent.
+        key: that of ``encode``, where the receiver knows it.
+        purpose: likewise.
+        client: the number of the client that sent it.
+    """
+    own = None if key is None else keys.named(key, purpose)
     layout = encoded.layout
-    vector = compressor.decompress(encoded.payload, layout.size)
+    vector = compressor.decompress(encoded.payload, layout.size, own, client)
     return trees.unravel(vector, layout)
 
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from fedblend import keys, trees
 from fedblend.compress.compressor import Compressor, Encoded
 from fedblend.compress.sparse import Entries
-from fedblend.core import Key, PyTree, Quotable, Ragged
+from fedblend.core import Key, PyTree, Ragged
 
 NAME = "one mask"
-"""Of the random keys, and of the part of a message that answers quote."""
+"""Of the random keys, and of the part of a message that has the seed."""
 
 
 class Change(NamedTuple):
@@ -37,9 +37,9 @@ class Told(NamedTuple):
     whole: Ragged
 
 
-def seed_of(key: Key) -> Quotable:
+def seed_of(key: Key) -> jax.Array:
     """The seed of a round's mask."""
-    return Quotable(jax.random.key_data(keys.named(key, NAME)), NAME)
+    return jax.random.key_data(keys.named(key, NAME))
 
 
 def at(compressor: Compressor, seed: jax.Array) -> Compressor:
@@ -49,8 +49,8 @@ def at(compressor: Compressor, seed: jax.Array) -> Compressor:
         compress=lambda vector, key, shard: (
             compressor.compress(vector, common, shard).values
         ),
-        decompress=lambda values, dim: compressor.decompress(
-            Entries(values, seed), dim
+        decompress=lambda values, dim, key, client: compressor.decompress(
+            Entries(values, ()), dim, common, None
         ),
     )
 
@@ -61,9 +61,9 @@ def unchanged(shared: PyTree) -> Change:
     return Change(trees.zeros_like(shared), seed, first)
 
 
-def changed(change: PyTree, seed: Quotable) -> Change:
+def changed(change: PyTree, seed: jax.Array) -> Change:
     """That of a later message."""
-    return Change(change, seed.value, jnp.zeros((), bool))
+    return Change(change, seed, jnp.zeros((), bool))
 
 
 def told(compressor: Compressor, shared: PyTree, past: Change) -> Told:
@@ -84,7 +84,7 @@ def received(
 ) -> PyTree:
     """The shared model, by a client that knows what it was before the change."""
     entries, layout = message.entries, message.entries.layout
-    change = at(compressor, seed).decompress(entries.payload, layout.size)
+    change = at(compressor, seed).decompress(entries.payload, layout.size, None, None)
     after = trees.add(before, trees.unravel(change, layout))
     whole = trees.unravel(message.whole.buffer, layout)
     return trees.select(message.whole.used > 0, whole, after)

@@ -49,7 +49,7 @@ def dithering(levels: int) -> Compressor:
         level = jnp.minimum(level, levels)  # rounding of the norm may pass it
         return Scaled(norm, pack(_signed(level, vector, width), width))
 
-    def decompress(payload: Scaled, dim: int) -> jax.Array:
+    def decompress(payload: Scaled, dim: int, key, client) -> jax.Array:
         codes = unpack(payload.codes, dim, width)
         size = (codes & ((1 << (width - 1)) - 1)).astype(payload.scale.dtype)
         value = size / levels * payload.scale
@@ -82,7 +82,7 @@ def natural() -> Compressor:
         code = jnp.where(jnp.isfinite(size), code, infinite)
         return pack(_signed(code, vector, width), width)
 
-    def decompress(payload: jax.Array, dim: int) -> jax.Array:
+    def decompress(payload: jax.Array, dim: int, key, client) -> jax.Array:
         codes = unpack(payload, dim, width)
         return jax.lax.bitcast_convert_type(codes << 23, jnp.float32)
 
@@ -101,7 +101,7 @@ def sign() -> Compressor:
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:
         return Scaled(jnp.abs(_wide(vector)).mean(), pack(vector >= 0, 1))
 
-    def decompress(payload: Scaled, dim: int) -> jax.Array:
+    def decompress(payload: Scaled, dim: int, key, client) -> jax.Array:
         positive = unpack(payload.codes, dim, 1)
         return jnp.where(positive == 1, payload.scale, -payload.scale)
 
@@ -122,7 +122,7 @@ def int8() -> Compressor:
         level = _round_at_random(vector / _not_zero(scale) * most, key)
         return Scaled(scale, jnp.clip(level, -most, most).astype(jnp.int8))
 
-    def decompress(payload: Scaled, dim: int) -> jax.Array:
+    def decompress(payload: Scaled, dim: int, key, client) -> jax.Array:
         return payload.codes.astype(payload.scale.dtype) / most * payload.scale
 
     def omega(dim: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from fedblend.batches import per_client
 from fedblend.checks import COUNT, by_client, gate, words
 from fedblend.compress.compressor import Compressor, pack, unpack, width_of
-from fedblend.core import ClientId, Key, PyTree, Ragged, Shard, SharedKey
+from fedblend.core import Key, PyTree, Ragged, Shard
 from fedblend.errors import UserError
 
 
@@ -27,7 +27,7 @@ def identity() -> Compressor:
     """The vector as it is; omega = 0, delta = 1."""
     return Compressor(
         compress=lambda vector, key, shard: vector,
-        decompress=lambda payload, dim: payload,
+        decompress=lambda payload, dim, key, client: payload,
         omega=lambda dim: 0.0,
         delta=lambda dim: 1.0,
         name="identity",
@@ -42,8 +42,8 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
         k: how many entries, at most dim; an array over clients where they differ.
         places: how the receiver learns which entries: "shared" (both sides draw them
             from the key of the round and the client, nothing is sent), "seed" (the
-            client sends the 64 bits they are drawn from) or "sent" (each place in as
-            few bits as dim needs).
+            client sends the 64 bits they are drawn from, as a server always does) or
+            "sent" (each place in as few bits as dim needs).
     """
     most = int(np.max(k))
 
@@ -63,17 +63,16 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
         values = (vector[index].astype(wide) * scale).astype(vector.dtype)
         if places == "sent":
             return _entries(values, index, dim, k, own)
-        bits = jax.random.key_data(key)
-        sent = SharedKey(bits) if places == "shared" else bits
-        return Entries(_cut(values, k, own), sent)
+        known = places == "shared" and shard is not None
+        return Entries(_cut(values, k, own), () if known else jax.random.key_data(key))
 
-    def decompress(payload: Entries, dim: int) -> jax.Array:
+    def decompress(payload: Entries, dim: int, key, client) -> jax.Array:
         sent = payload.places
         if places == "sent":
             index = _unpacked(sent, most, dim)
         else:
-            bits = sent.bits if isinstance(sent, SharedKey) else sent
-            index = draw(jax.random.wrap_key_data(bits), dim)
+            known = isinstance(sent, tuple)
+            index = draw(key if known else jax.random.wrap_key_data(sent), dim)
         return _scatter(payload.values, index, dim)
 
     def omega(dim: int):
@@ -101,20 +100,13 @@ def top_k(k: int | np.ndarray) -> Compressor:
         index = jax.lax.top_k(jnp.abs(vector), most)[1]
         return _entries(vector[index], index, dim, k, _own(k, shard, "top_k"))
 
-    def decompress(payload: Entries, dim: int) -> jax.Array:
+    def decompress(payload: Entries, dim: int, key, client) -> jax.Array:
         return _scatter(payload.values, _unpacked(payload.places, most, dim), dim)
 
     def delta(dim: int):
         return np.asarray(k) / dim
 
     return Compressor(compress, decompress, delta=delta, name=f"top_k({k})")
-
-
-class Block(NamedTuple):
-    """One client's block of a permuted vector; the client's id says which one."""
-
-    values: jax.Array
-    place: ClientId
 
 
 @gate(clients=COUNT)
@@ -138,19 +130,17 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
         return jax.lax.dynamic_slice_in_dim(order, place * room, room)
 
     def compressor(common: Key) -> Compressor:
-        def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
+        def compress(vector: jax.Array, key: Key, shard: Shard | None) -> jax.Array:
             if shard is None:
                 raise ValueError(
                     "perm_k: compresses at clients only, not at the server"
                 )
             index = block(common, shard.id, len(vector))
-            values = vector.at[index].get(mode="fill", fill_value=0) * clients
-            return Block(values, ClientId(shard.id))
+            return vector.at[index].get(mode="fill", fill_value=0) * clients
 
-        def decompress(payload: Block, dim: int) -> jax.Array:
-            index = block(common, payload.place.id, dim)
-            zeros = jnp.zeros(dim, payload.values.dtype)
-            return zeros.at[index].set(payload.values, mode="drop")
+        def decompress(values: jax.Array, dim: int, key, client) -> jax.Array:
+            zeros = jnp.zeros(dim, values.dtype)
+            return zeros.at[block(common, client, dim)].set(values, mode="drop")
 
         return Compressor(
             compress,
@@ -183,16 +173,15 @@ def dealt(clients: int, copies: int, seed: jax.Array) -> Compressor:
         room = -(-copies * dim // clients)
         return (order[client] + clients * jnp.arange(room)) // copies
 
-    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> jax.Array:
         assert shard is not None
         index = places(shard.id, len(vector))
         values = vector.at[index].get(mode="fill", fill_value=0)
-        return Block(values * (clients / copies), ClientId(shard.id))
+        return values * (clients / copies)
 
-    def decompress(payload: Block, dim: int) -> jax.Array:
-        zeros = jnp.zeros(dim, payload.values.dtype)
-        index = places(payload.place.id, dim)
-        return zeros.at[index].set(payload.values, mode="drop")
+    def decompress(values: jax.Array, dim: int, key, client) -> jax.Array:
+        zeros = jnp.zeros(dim, values.dtype)
+        return zeros.at[places(client, dim)].set(values, mode="drop")
 
     return Compressor(
         compress,

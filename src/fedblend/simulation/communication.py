@@ -135,7 +135,9 @@ def client_flops(
     aggregate = jax.eval_shape(lambda join: finish(empty(join), 1.0), join)
     down, _ = jax.eval_shape(algorithm.start, params, aggregate, central, key)
     message = jax.eval_shape(
-        lambda down, state, shard: algorithm.tell(down, algorithm.ask(state, shard)),
+        lambda down, state, shard: algorithm.wire.tell(
+            down, algorithm.wire.ask(state, shard)
+        ),
         down,
         state,
         shard,

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Down, Info, PyTree, Shard
+from fedblend.core import Down, Info, PyTree, Sender, Shard
 from fedblend.errors import SettingError
 from fedblend.simulation import evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
@@ -48,7 +48,7 @@ class Engine(Programs):
                 settings, algorithm, root, down, examples, state, member
             )
             shard = rounds.shard_of(settings, examples, member)
-            decoded = algorithm.decode(up)
+            decoded = algorithm.wire.decode(up, Sender(member.ids, root, down))
             aggregate = finish(empty(decoded), 1.0)
             _, after = algorithm.server(aggregate, down, server, central, root)
             shapes = Shapes(

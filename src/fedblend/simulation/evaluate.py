@@ -21,7 +21,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.batches import everything
-from fedblend.core import Algorithm, Down, Key, PyTree, Shard, shared_model
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Wire, shared_model
 from fedblend.data.federated import Shards
 from fedblend.metrics import Metric, RowByRow, evaluate
 from fedblend.simulation.rounds import Members, Settings, shard_of
@@ -42,7 +42,7 @@ def message_to_deploy(
     """The message from which a client makes the model that it uses."""
     if algorithm.needs.whole:
         return down
-    return algorithm.tell(down, algorithm.ask(state, shard))
+    return algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
 
 
 def personal(
@@ -90,7 +90,7 @@ def evaluate_client(
 
 def one_for_all(algorithm: Algorithm) -> bool:
     """Whether every client deploys the very model that the server has."""
-    whole = algorithm.needs.whole or algorithm.tell is Algorithm._field_defaults["tell"]
+    whole = algorithm.needs.whole or algorithm.wire.tell is Wire().tell
     return whole and algorithm.personal is shared_model
 
 
@@ -267,7 +267,7 @@ class Evaluation:
         def one(client):
             state, member, rows = client
             shard = shard_of(settings, examples["train"], member)
-            message = algorithm.tell(down, algorithm.ask(state, shard))
+            message = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
             held = {
                 name: Shard(examples[name], start, count, member.ids, capacity[name])
                 for name, (start, count) in rows.items()

@@ -125,7 +125,7 @@ def personalize(
 
         def visit(number, state):
             own = keys.at(key, "newcomer", number + 1, shard.id)
-            message = algorithm.tell(down, algorithm.ask(state, shard))
+            message = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
             return algorithm.client(message, state, shard, own)[1]
 
         if visits:

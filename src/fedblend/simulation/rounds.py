@@ -21,6 +21,7 @@ from fedblend.core import (
     Down,
     Key,
     PyTree,
+    Sender,
     Shard,
     Up,
     has_ragged,
@@ -159,7 +160,7 @@ def exchange(
 ) -> tuple[Down, Any, PyTree]:
     """One client's part in a round: both messages as they travel, and its new state."""
     shard = shard_of(settings, examples, member)
-    message = algorithm.tell(down, algorithm.ask(state, shard))
+    message = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
     key = keys.at(root, "client", down.round, member.ids)
     up, after = algorithm.client(message, state, shard, key)
     return message, up._replace(mean_gradient=None, step_sum=None), after
@@ -315,7 +316,9 @@ def _answers(
             lot = jax.random.uniform(keys.at(root, "dropout", down.round, member.ids))
             answered = answered & (lot >= settings.dropout)
         bits = ragged_bits(up), ragged_bits(message)
-        return algorithm.decode(up), after, answered, bits
+        key = keys.at(root, "client", down.round, member.ids)
+        sender = Sender(member.ids, key, down)
+        return algorithm.wire.decode(up, sender), after, answered, bits
 
     def add_chunk(down, total, states, members):
         # Whether states come from and go to other devices must not change how what lies

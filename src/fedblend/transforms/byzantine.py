@@ -44,7 +44,7 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.batches import per_client
 from fedblend.checks import ALGORITHM, MASK, Number, gate, words
-from fedblend.core import Algorithm, Key, PyTree, is_special
+from fedblend.core import Algorithm, Key, PyTree, is_ragged
 from fedblend.registry import transform
 from fedblend.transforms.wrapping import delta_of, with_inner_state
 
@@ -120,11 +120,11 @@ def byzantine(
 
 def _changed(attack: str, factor: float, message: PyTree, key: Key) -> PyTree:
     """What an attacker sends instead, which only numbers that travel are part of."""
-    leaves, structure = jax.tree.flatten(message, is_leaf=is_special)
+    leaves, structure = jax.tree.flatten(message, is_leaf=is_ragged)
     draws = jax.random.split(keys.named(key, "byzantine"), max(len(leaves), 1))
 
     def other(leaf, draw):
-        if is_special(leaf) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if is_ragged(leaf) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
         if attack != "noise":
             return trees.scale(-factor if attack == "negate" else factor, leaf)

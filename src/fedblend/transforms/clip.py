@@ -35,8 +35,6 @@ from fedblend.registry import transform
 from fedblend.transforms.wrapping import (
     check_length,
     delta_of,
-    inner_message,
-    with_inner_message,
 )
 
 
@@ -74,36 +72,31 @@ def adaptive_clip(
     """
     check_length(algorithm, "adaptive_clip")
 
+    def with_bound(down, bound):
+        return down._replace(extra=down.extra | {"adaptive_clip": bound})
+
     def start(params, joins, central, key):
         down, server = algorithm.start(params, joins, central, key)
-        return down._replace(extra=(down.extra, jnp.asarray(norm, float))), server
+        return with_bound(down, jnp.asarray(norm, float)), server
 
     def client(down, client, shard, key):
-        up, client = algorithm.client(inner_message(down), client, shard, key)
-        bound = down.extra[1]
+        up, client = algorithm.client(down, client, shard, key)
+        bound = down.extra["adaptive_clip"]
         delta, before = clip_tree(delta_of(up, "adaptive_clip"), bound)
         side = jnp.where(before <= bound, 0.5, -0.5).astype(bound.dtype)
-        return Up(delta, up.mean_gradient, (up.extra, side)), client
-
-    def decode(up):
-        extra, side = up.extra
-        up = algorithm.decode(up._replace(extra=extra))
-        return up._replace(extra=(up.extra, side))
+        extra = up.extra | {"adaptive_clip": side}
+        return Up(delta, up.mean_gradient, extra), client
 
     def server(aggregate, down, server, central, key):
-        extra, side = aggregate.mean.extra
-        aggregate = aggregate._replace(mean=aggregate.mean._replace(extra=extra))
-        after, server = algorithm.server(
-            aggregate, inner_message(down), server, central, key
-        )
-        bound = down.extra[1] * jnp.exp(-rate * (0.5 + side - quantile))
-        return after._replace(extra=(after.extra, bound)), server
+        share = 0.5 + aggregate.mean.extra["adaptive_clip"]
+        bound = down.extra["adaptive_clip"] * jnp.exp(-rate * (share - quantile))
+        after, server = algorithm.server(aggregate, down, server, central, key)
+        return with_bound(after, bound), server
 
-    return with_inner_message(algorithm)._replace(
+    return algorithm._replace(
         start=start,
         client=client,
         server=server,
-        decode=decode,
         needs=algorithm.needs._replace(mean=True),
     )
 
@@ -111,11 +104,11 @@ def adaptive_clip(
 def clip_decoded(algorithm: Algorithm, norm: float) -> Algorithm:
     """The algorithm, whose server clips what it decodes, whatever clients sent."""
 
-    def decode(up):
-        up = algorithm.decode(up)
+    def decode(up, sender):
+        up = algorithm.wire.decode(up, sender)
         return up._replace(delta=clip_tree(up.delta, norm)[0])
 
-    return algorithm._replace(decode=decode)
+    return algorithm._replace(wire=algorithm.wire._replace(decode=decode))
 
 
 def clip_tree(tree: PyTree, bound: float | jax.Array) -> tuple[PyTree, jax.Array]:

@@ -42,8 +42,10 @@ def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         delta = encode(compressor, delta_of(up, "compressed"), key, shard, "compress")
         return up._replace(delta=delta), client
 
-    def undo(up):
-        return algorithm.decode(up._replace(delta=decode(compressor, up.delta)))
+    def undo(up, sender):
+        delta = decode(compressor, up.delta, sender.key, "compress", sender.id)
+        return algorithm.wire.decode(up._replace(delta=delta), sender)
 
     needs = needs_with(compressor.clients, algorithm, "compressed")
-    return algorithm._replace(client=client, decode=undo, needs=needs)
+    wire = algorithm.wire._replace(decode=undo)
+    return algorithm._replace(client=client, wire=wire, needs=needs)

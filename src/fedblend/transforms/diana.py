@@ -33,10 +33,10 @@ import numpy as np
 from jax.core import Tracer
 
 from fedblend import trees
-from fedblend.batches import per_client
+from fedblend.batches import entry_of
 from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
-from fedblend.core import Algorithm, ClientId, PyTree, Ragged
+from fedblend.core import Algorithm, PyTree, Ragged
 from fedblend.registry import transform
 from fedblend.transforms.wrapping import (
     delta_of,
@@ -99,9 +99,10 @@ def diana(
         """Whether all memories always follow at one rate, which the server knows."""
         return start == "zero" and np.ndim(rates(dim)) == 0
 
-    def decoded(encoded, own, whole):
+    def decoded(encoded, whole, key, client):
         """The decoded difference d_i, and the memory's step b_i d_i."""
-        change = decode(compressor, encoded)
+        change = decode(compressor, encoded, key, "diana", client)
+        own = entry_of(rates(encoded.layout.size), client)
         step = trees.scale(own, change)
         if start == "zero":
             return change, step
@@ -122,49 +123,44 @@ def diana(
         delta = delta_of(up, "diana")
         change = trees.subtract(delta, trees.where_given(delta, client.memory))
         encoded = encode(compressor, change, key, shard, "diana")
-        known = rates(encoded.layout.size)
-        own = per_client(known, shard)
         whole, new = (), client.new
         if start == "first":
             vector, _ = trees.ravel(change)
             used = jnp.where(new, vector.size, 0).astype(jnp.int32)
             whole, new = Ragged(jnp.where(new, vector, 0), used), jnp.zeros((), bool)
-        _, step = decoded(encoded, own, whole)
+        _, step = decoded(encoded, whole, key, shard.id)
         after = DianaClient(inner, trees.add_where_given(client.memory, step), new)
-        extra = (up.extra, ClientId(shard.id) if np.ndim(known) else (), whole)
+        extra = up.extra | {"diana": whole}
         return up._replace(delta=encoded, extra=extra), after
 
-    def undo(up):
-        extra, sender, whole = up.extra
-        dim = up.delta.layout.size
-        own = rates(dim)
-        if np.ndim(own):
-            own = per_client(own, sender)
-        change, step = decoded(up.delta, own, whole)
-        inner = algorithm.decode(up._replace(delta=change, extra=extra))
-        return inner._replace(extra=(inner.extra, () if one_rate(dim) else step))
+    def undo(up, sender):
+        whole, dim = up.extra["diana"], up.delta.layout.size
+        change, step = decoded(up.delta, whole, sender.key, sender.id)
+        inner = algorithm.wire.decode(up._replace(delta=change), sender)
+        return inner._replace(
+            extra=inner.extra | {"diana": () if one_rate(dim) else step}
+        )
 
     def server(aggregate, down, server, central, key):
-        extra, step = aggregate.mean.extra
+        step = aggregate.mean.extra["diana"]
         delta = trees.add_where_given(server.memory, aggregate.mean.delta)
         dim = trees.size(aggregate.mean.delta)
         if one_rate(dim):
             step = trees.scale(rates(dim), aggregate.mean.delta)
         step = trees.scale(aggregate.participation, step)
         memory = trees.add_where_given(server.memory, step)
-        aggregate = aggregate._replace(
-            mean=aggregate.mean._replace(delta=delta, extra=extra)
-        )
+        aggregate = aggregate._replace(mean=aggregate.mean._replace(delta=delta))
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return down, DianaServer(inner, memory)
 
     needs = needs_with(compressor.clients, algorithm, "diana")
-    return with_inner_state(algorithm)._replace(
+    inner = with_inner_state(algorithm)
+    return inner._replace(
         enroll=enroll,
         start=begin,
         client=client,
         server=server,
-        decode=undo,
+        wire=inner.wire._replace(decode=undo),
         needs=needs._replace(mean=True, memories=True),
     )
 

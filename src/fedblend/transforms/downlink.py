@@ -63,7 +63,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         change = trees.subtract(down.shared, known)
         encoded = encode(compressor, change, key, None, "downlink")
         after = trees.add(known, decode(compressor, encoded))
-        return down._replace(shared=after, extra=(down.extra, encoded))
+        return down._replace(shared=after, extra=down.extra | {"downlink": encoded})
 
     def enroll(params, shard, key):
         join, inner = algorithm.enroll(params, shard, key)
@@ -74,9 +74,9 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return broadcast(down, params, key), DownlinkServer(inner, down.shared)
 
     def tell(down, request):
-        extra, encoded = down.extra
-        message = algorithm.tell(down._replace(extra=extra), request)
-        return message._replace(shared=encoded)
+        message = algorithm.wire.tell(down, request)
+        extra = dict(message.extra)
+        return message._replace(shared=extra.pop("downlink"), extra=extra)
 
     def updated(down, client) -> Down:
         """The message with the client's new copy of the model."""
@@ -89,12 +89,12 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return up, DownlinkClient(inner, down.shared)
 
     def server(aggregate, down, server, central, key):
-        known, (extra, _) = down.shared, down.extra
-        down = down._replace(shared=server.shared, extra=extra)
+        known, down = down.shared, down._replace(shared=server.shared)
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return broadcast(down, known, key), DownlinkServer(inner, down.shared)
 
-    return with_inner_state(algorithm)._replace(
+    inner = with_inner_state(algorithm)
+    return inner._replace(
         enroll=enroll,
         start=start,
         client=client,
@@ -102,6 +102,6 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         personal=lambda down, client, shard, key: algorithm.personal(
             updated(down, client), client.inner, shard, key
         ),
-        tell=tell,
+        wire=inner.wire._replace(tell=tell),
         needs=algorithm.needs._replace(everyone=True, mean=True),
     )

@@ -107,7 +107,7 @@ def dp_fedavg(
         inner = adaptive_clip(plain, clip, quantile=quantile, rate=rate)
 
     def server(aggregate, down, server, central, key):
-        bound = clip if quantile is None else down.extra[1]
+        bound = clip if quantile is None else down.extra["adaptive_clip"]
         mean = trees.scale(aggregate.count.astype(float) / cohort, aggregate.mean)
 
         def noisy(tree, std, purpose):

@@ -76,12 +76,13 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         update = delta_of(up, "ef21")
         change = trees.subtract(update, trees.where_given(update, client.estimate))
         encoded = encode(compressor, change, key, shard, "ef21")
-        received = decode(compressor, encoded)
+        received = decode(compressor, encoded, key, "ef21", shard.id)
         estimate = trees.add_where_given(client.estimate, received)
         return up._replace(delta=encoded), Ef21Client(inner, estimate)
 
-    def undo(up):
-        return algorithm.decode(up._replace(delta=decode(compressor, up.delta)))
+    def undo(up, sender):
+        delta = decode(compressor, up.delta, sender.key, "ef21", sender.id)
+        return algorithm.wire.decode(up._replace(delta=delta), sender)
 
     def server(aggregate, down, server, central, key):
         change = trees.scale(aggregate.participation, aggregate.mean.delta)
@@ -90,11 +91,12 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return down, Ef21Server(inner, estimate)
 
-    return with_inner_state(algorithm)._replace(
+    inner = with_inner_state(algorithm)
+    return inner._replace(
         enroll=enroll,
         start=start,
         client=client,
         server=server,
-        decode=undo,
+        wire=inner.wire._replace(decode=undo),
         needs=algorithm.needs._replace(mean=True, memories=True),
     )

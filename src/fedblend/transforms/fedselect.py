@@ -47,7 +47,7 @@ import jax.numpy as jnp
 from fedblend.batches import everything
 from fedblend.checks import ALGORITHM, WHOLE, gate
 from fedblend.compress.compressor import Encoded
-from fedblend.core import Algorithm, PyTree, Ragged, Shard
+from fedblend.core import Algorithm, PyTree, Ragged, Shard, Wire
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.registry import transform
 from fedblend.transforms import fedselect_rows
@@ -126,9 +126,12 @@ def select_within(
             _check_rows(params, name, uses[group].largest)
         return algorithm.start(params, joins, central, key)
 
+    def ask(client, shard):
+        return algorithm.wire.ask(client, shard), requested(shard)
+
     def tell(down, request):
         inner, wanted = request
-        message = algorithm.tell(down, inner)
+        message = algorithm.wire.tell(down, inner)
         if isinstance(message.correction, Encoded):
             raise ValueError("fedselect: an encoded correction has no rows to pick")
         _refuse_tables(message.extra, message.shared, fields_of)
@@ -177,13 +180,14 @@ def select_within(
             delta_of(up, "fedselect"),
             down.shared,
         )
-        extra = (up.extra, wanted, up.step_sum if corrected else ())
+        own_extra = wanted, up.step_sum if corrected else ()
+        extra = up.extra | {"fedselect": own_extra}
         return up._replace(
             delta=delta, mean_gradient=None, step_sum=None, extra=extra
         ), client
 
-    def decode(up):
-        extra, wanted, step_sum = up.extra
+    def decode(up, sender):
+        wanted, step_sum = up.extra["fedselect"]
         own, delta = (
             by_name(wanted),
             fedselect_rows.named(up.delta, fedselect_rows.is_picked),
@@ -194,11 +198,11 @@ def select_within(
             for far in jax.tree.leaves(step_sum)
         )
         whole = fedselect_rows.at(own, fedselect_rows.scatter, up.delta)
-        inner = algorithm.decode(up._replace(delta=whole, extra=extra))
-        return inner._replace(extra=(inner.extra, lack))
+        inner = algorithm.wire.decode(up._replace(delta=whole), sender)
+        return inner._replace(extra=inner.extra | {"fedselect": lack})
 
     def server(aggregate, down, server, central, key):
-        extra, lack = aggregate.mean.extra
+        lack = aggregate.mean.extra["fedselect"]
         correction = fedselect_rows.named(down.correction)
         drift = {
             name: _by_row(far, correction[name])
@@ -206,9 +210,7 @@ def select_within(
             if name in correction
         }
         delta = fedselect_rows.at(drift, jnp.subtract, aggregate.mean.delta)
-        aggregate = aggregate._replace(
-            mean=aggregate.mean._replace(delta=delta, extra=extra)
-        )
+        aggregate = aggregate._replace(mean=aggregate.mean._replace(delta=delta))
         return algorithm.server(aggregate, down, server, central, key)
 
     return algorithm._replace(
@@ -216,9 +218,7 @@ def select_within(
         start=start,
         client=client,
         server=server,
-        ask=lambda client, shard: (algorithm.ask(client, shard), requested(shard)),
-        tell=tell,
-        decode=decode,
+        wire=Wire(ask, tell, decode),
         # The median of rows that most clients lack is zero.
         needs=algorithm.needs._replace(mean=True, whole=True),
     )

@@ -60,7 +60,7 @@ def local_dp(
         return join, client
 
     def ask(client, shard):
-        request = algorithm.ask(client, shard)
+        request = algorithm.wire.ask(client, shard)
         if jax.tree.leaves(request):
             raise refusal(
                 "this algorithm sends which part of the model this client's rows use, "
@@ -89,7 +89,8 @@ def local_dp(
         )
         return up._replace(delta=delta, mean_gradient=None, step_sum=None), after
 
-    return algorithm._replace(enroll=enroll, ask=ask, client=client)
+    wire = algorithm.wire._replace(ask=ask)
+    return algorithm._replace(enroll=enroll, wire=wire, client=client)
 
 
 def secret_noise(up: Up, std: float) -> Up:

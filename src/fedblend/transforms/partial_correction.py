@@ -60,5 +60,7 @@ def partial_correction(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     return algorithm._replace(
         client=lambda down, *rest: algorithm.client(complete(down), *rest),
         personal=lambda down, *rest: algorithm.personal(complete(down), *rest),
-        tell=lambda down, request: shorten(algorithm.tell(down, request)),
+        wire=algorithm.wire._replace(
+            tell=lambda down, request: shorten(algorithm.wire.tell(down, request))
+        ),
     )

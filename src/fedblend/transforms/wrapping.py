@@ -16,8 +16,6 @@ from fedblend.core import (
     Key,
     Needs,
     PyTree,
-    Quotable,
-    Quote,
     Up,
     has_ragged,
 )
@@ -125,31 +123,10 @@ def with_inner_state(algorithm: Algorithm) -> Algorithm:
         personal=lambda down, client, shard, key: algorithm.personal(
             down, client.inner, shard, key
         ),
-        ask=lambda client, shard: algorithm.ask(client.inner, shard),
-        info=lambda client: algorithm.info(client.inner),
-    )
-
-
-def inner_message(down: Down) -> Down:
-    """The message of the wrapped algorithm, whose extra is the first of a pair."""
-    return down._replace(extra=down.extra[0])
-
-
-def with_inner_message(algorithm: Algorithm) -> Algorithm:
-    """The algorithm for messages whose ``extra`` pairs its own extra with one more.
-
-    Covers ``personal`` and ``tell``; the transform replaces the other functions.
-    """
-
-    def tell(down, request):
-        message = algorithm.tell(inner_message(down), request)
-        return message._replace(extra=(message.extra, down.extra[1]))
-
-    return algorithm._replace(
-        personal=lambda down, client, shard, key: algorithm.personal(
-            inner_message(down), client, shard, key
+        wire=algorithm.wire._replace(
+            ask=lambda client, shard: algorithm.wire.ask(client.inner, shard)
         ),
-        tell=tell,
+        info=lambda client: algorithm.info(client.inner),
     )
 
 
@@ -161,32 +138,27 @@ def with_common_seed(
     Args:
         algorithm: the server's half, which needs no seed.
         seeded: from the seed of a round, the data of a key, to the clients' half.
-        name: of the random keys; another word would draw other seeds.
+        name: of the random keys and of the seed in a message; another word would draw
+            other seeds.
     """
 
     def send_seed(down: Down, key: Key) -> Down:
         seed = jax.random.key_data(keys.named(key, name))
-        return down._replace(extra=(down.extra, Quotable(seed, name)))
+        return down._replace(extra=down.extra | {name: seed})
 
     def start(params, joins, central, key):
         down, server = algorithm.start(params, joins, central, key)
         return send_seed(down, key), server
 
     def client(down, client, shard, key):
-        seed, message = down.extra[1].value, inner_message(down)
-        up, client = seeded(seed).client(message, client, shard, key)
-        return up._replace(extra=(up.extra, Quote(seed, name))), client
+        return seeded(down.extra[name]).client(down, client, shard, key)
 
     def server(aggregate, down, server, central, key):
-        down, server = algorithm.server(
-            aggregate, inner_message(down), server, central, key
-        )
+        down, server = algorithm.server(aggregate, down, server, central, key)
         return send_seed(down, key), server
 
-    def decode(up):
-        extra, seed = up.extra
-        return seeded(seed.value).decode(up._replace(extra=extra))
+    def decode(up, sender):
+        return seeded(sender.down.extra[name]).wire.decode(up, sender)
 
-    return with_inner_message(algorithm)._replace(
-        start=start, client=client, server=server, decode=decode
-    )
+    wire = algorithm.wire._replace(decode=decode)
+    return algorithm._replace(start=start, client=client, server=server, wire=wire)

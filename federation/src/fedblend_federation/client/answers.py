@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedblend import keys
 from fedblend.core import PyTree
 from fedblend.simulation.io.serialize import (
     as_tree,
@@ -277,11 +276,9 @@ def _check_counts(limits: Limits | None, extra: PyTree) -> None:
 
 def received(executor: Executor, request: Message, template: Any) -> Any:
     """The server's message, or deployment; the number of its round is in the head."""
-    root, round = executor.setup.root, request.round
-    key = keys.at(root, "server", round - 1) if round else keys.at(root, "start")
-    found = messages.payload_of(request, _at_round(template, None), key)
+    found = messages.payload_of(request, _at_round(template, None))
     found = jax.tree.map(jnp.asarray, found)
-    return _at_round(found, jnp.asarray(round, jnp.int32))
+    return _at_round(found, jnp.asarray(request.round, jnp.int32))
 
 
 def _at_round(received: Any, round: jax.Array | None) -> Any:

@@ -188,7 +188,7 @@ class Executor:
         self.join, self.state = jax.eval_shape(
             partial(programs.enroll, algorithm), setup.params, self.shard, key
         )
-        self.request = jax.eval_shape(algorithm.ask, self.state, self.shard)
+        self.request = jax.eval_shape(algorithm.wire.ask, self.state, self.shard)
 
         def first_down(params, join, central, key) -> Down:
             aggregate = aggregators.finish(aggregators.empty(join), 1.0)
@@ -197,7 +197,7 @@ class Executor:
             )[0]
 
         down = jax.eval_shape(first_down, setup.params, self.join, setup.central, key)
-        self.message = jax.eval_shape(algorithm.tell, down, self.request)
+        self.message = jax.eval_shape(algorithm.wire.tell, down, self.request)
         self.deployment = jax.eval_shape(
             partial(deployment, algorithm), down, self.request, setup.params
         )

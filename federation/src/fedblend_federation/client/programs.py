@@ -21,7 +21,7 @@ def enroll(algorithm: Algorithm, params, shard, key):
 @partial(large_constants.jit, static=1)
 def ask(algorithm: Algorithm, state, shard):
     """What the client asks of a message."""
-    return algorithm.ask(state, shard)
+    return algorithm.wire.ask(state, shard)
 
 
 @partial(large_constants.jit, static=1)

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedblend import keys
 from fedblend_federation.client import answers, state
 from fedblend_federation.client.answers import Job
 from fedblend_federation.client.permissions import Refusal
@@ -115,8 +114,7 @@ def join(job: Job) -> bytes:
     kept = decode(state.any_reply(job.place, ENROLLED))
 
     def values() -> np.ndarray:
-        key = keys.at(job.executor.setup.root, "enroll", 0, job.request.client)
-        own, _ = payload_of(kept, (job.executor.join, ()), key)
+        own, _ = payload_of(kept, (job.executor.join, ()))
         return summand.as_vector(own)
 
     return _masked(job, "", "", kept.digest, values)
@@ -139,7 +137,8 @@ def train(job: Job) -> bytes:
 
     def values() -> np.ndarray:
         _, (up, _) = answers.trained(own)
-        return summand.Summand(executor.setup.algorithm, up).vector(up)
+        down = answers.received(executor, plain, executor.message)
+        return summand.Summand(executor.setup.algorithm, up, down).vector(up, down)
 
     source = f"{digest} {answers.protection_of(own)}"
     return _masked(job, broadcast, model if plain.arrays else "", source, values)
@@ -381,7 +380,9 @@ def _up_shapes(job: Job) -> Any:
     """Shapes of the client's answer, if answers of this algorithm can be summed."""
     executor = job.executor
     up, _ = jax.eval_shape(executor.update, executor.message, executor.state)
-    reason = summand.refusal(up, executor.request)
+    reason = summand.refusal(
+        executor.setup.algorithm, up, executor.request, executor.message
+    )
     if reason is not None:
         raise Refusal(reason)
     return up

@@ -48,11 +48,13 @@ class SecureCollection:
     def __init__(self, server: "Coordinator", sizes: Sizes):
         secure, setup = server.setup.secure, server.setup
         assert secure is not None
-        reason = refusal(server.shapes.up, server.request)
+        reason = refusal(
+            server.algorithm, server.shapes.up, server.request, server.shapes.down
+        )
         if reason is not None:
             raise ConfigError(reason)
         self._server, self._secure = server, secure
-        self._summand = Summand(server.algorithm, server.shapes.up)
+        self._summand = Summand(server.algorithm, server.shapes.up, server.shapes.down)
         self._join_size = trees.size(server.shapes.join)
         self.sizes = sizes._replace(
             up=secure.bits * self._summand.size, join=secure.bits * self._join_size
@@ -84,7 +86,7 @@ class SecureCollection:
         what, size = f"round {server.round}", self._summand.size
         summed = self._sum(what, requests, size, server.quorum, self._following())
         values = self._values(summed)
-        total = self._summand.total(values, server.engine.key, server.down)
+        total = self._summand.total(values, server.down)
         found = Total(self._running("updates", total, summed))
         return Collected(found, summed.replies, {})
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Algorithm, Key, PyTree, Up, has_ragged, ragged_bits
+from fedblend.core import Algorithm, Key, PyTree, Sender, Up, has_ragged, ragged_bits
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.aggregators import DROPPED, RECEIVED, REJECTED, RunningSum
@@ -60,9 +60,11 @@ class Aggregator:
         found = self._inspect_join(join, request)
         return _check(found, self._rules.longest_rest)
 
-    def check_update(self, up: PyTree, request: PyTree) -> tuple[float, ...]:
+    def check_update(
+        self, up: PyTree, request: PyTree, sender: Sender
+    ) -> tuple[float, ...]:
         """Reject an update if it is not finite, or too long; else its norms."""
-        found = self._inspect_update(up, request)
+        found = self._inspect_update(up, request, sender)
         return _check(found, self._rules.longest_update, self._rules.longest_rest)
 
     def sum_joins(self, joins: Sequence[PyTree], weights: np.ndarray) -> RunningSum:
@@ -85,6 +87,7 @@ class Aggregator:
     def sum_updates(
         self,
         ups: Mapping[int, PyTree],
+        senders: Mapping[int, Sender],
         weights: np.ndarray,
         members: int,
         factors: Mapping[int, float] = {},
@@ -92,12 +95,17 @@ class Aggregator:
         """The sum of updates.
 
         ``ups`` are by the places of their clients among so many ``members``, in order,
-        and so are ``factors`` of changes of the model that are clipped.
+        and so are ``senders``, and ``factors`` of changes of the model that are
+        clipped.
         """
         sums, decoded, stacked = _Groups(self._no_updates, members), [], None
         for (place, up), weight in zip(ups.items(), weights, strict=True):
             sums[place], own = self._add(
-                sums[place], up, jnp.asarray(weight, float), factors.get(place)
+                sums[place],
+                up,
+                senders[place],
+                jnp.asarray(weight, float),
+                factors.get(place),
             )
             decoded.append(own)
         if self._needs_all:
@@ -161,10 +169,15 @@ def _add(running_sum: RunningSum, tree: PyTree, weight) -> RunningSum:
 
 
 def _add_update(
-    algorithm: Algorithm, running_sum: RunningSum, up: PyTree, weight, factor=None
+    algorithm: Algorithm,
+    running_sum: RunningSum,
+    up: PyTree,
+    sender: Sender,
+    weight,
+    factor=None,
 ) -> tuple[RunningSum, Up]:
     """The running sum with one more update, and the update decoded, and clipped."""
-    decoded = algorithm.decode(up)
+    decoded = algorithm.wire.decode(up, sender)
     if factor is not None:
         decoded = decoded._replace(delta=trees.scale(factor, decoded.delta))
     return _add(running_sum, decoded, weight), decoded
@@ -199,13 +212,13 @@ def _inspect_join(join: PyTree, request: PyTree) -> tuple[jax.Array, ...]:
 
 
 def _inspect_update(
-    algorithm: Algorithm, up: PyTree, request: PyTree
+    algorithm: Algorithm, up: PyTree, request: PyTree, sender: Sender
 ) -> tuple[jax.Array, ...]:
     """Whether all numbers are finite, and the norms of the update and of its extras.
 
     Numbers that are finite as they travel need not be when they are decoded.
     """
-    decoded = algorithm.decode(up)
+    decoded = algorithm.wire.decode(up, sender)
     finite = trees.is_finite((up, request, decoded))
     return finite, _norm(decoded.delta), _norm(decoded.extra)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.core import PyTree
+from fedblend.core import PyTree, Sender
 from fedblend.simulation.aggregators import RunningSum
 from fedblend.simulation.communication import Sizes
 from fedblend_federation.message import Message, payload_of
@@ -99,12 +99,19 @@ class PlainCollection:
             factors[places[client]] = most / norms[client][0]
             about = {"round": server.round, "norm": norms[client][0], "counted": most}
             server.exchanges.note_of(client, "clipped", **about)
+        senders = {places[client]: self._sender(client) for client in counted}
         total = server.aggregator.sum_updates(
-            ups, server.weights[counted], len(members), factors
+            ups, senders, server.weights[counted], len(members), factors
         )
         found = {client: replies.accepted[client][1] for client in counted}
         asks = {client: asked for client, asked in found.items() if asked is not None}
         return Collected(total, replies, asks)
+
+    def _sender(self, client: int) -> Sender:
+        """Who sent an answer of this round."""
+        server = self._server
+        key = keys.at(server.engine.key, "client", server.round, client)
+        return Sender(jnp.asarray(client, jnp.int32), key, server.down)
 
     def _reject(self, replies: Replies, refused: Mapping[int, str]) -> None:
         """Reject replies that were accepted one by one."""
@@ -117,10 +124,8 @@ class PlainCollection:
         """A client's update, its request if that has changed, and its norms."""
         server, asks = self._server, reply.fields.get("asked") is True
         template = (server.shapes.up, server.request if asks else ())
-        key = keys.at(server.engine.key, "client", reply.round, reply.client)
-        found = payload_of(reply, template, key, server.down)
-        up, request = jax.tree.map(jnp.asarray, found)
-        norms = server.aggregator.check_update(up, request)
+        up, request = jax.tree.map(jnp.asarray, payload_of(reply, template))
+        norms = server.aggregator.check_update(up, request, self._sender(reply.client))
         server.norm_history.check(norms)
         return up, request if asks else None, norms
 

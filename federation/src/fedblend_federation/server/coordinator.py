@@ -80,11 +80,11 @@ class Coordinator(Results):
         member = first_member(self.federated_data)
         self.shapes = self.engine.shapes(member)
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
-        self.request = jax.eval_shape(self.algorithm.ask, self.shapes.state, shard)
+        self.request = jax.eval_shape(self.algorithm.wire.ask, self.shapes.state, shard)
         self.aggregator = Aggregator(self.engine, self.shapes, rules)
         self.collection = collection_of(self, sizes_of(self.shapes))
         self.ledger = CommunicationLog(self.clients, self.collection.sizes)
-        self._tell = jax.jit(self.algorithm.tell)
+        self._tell = jax.jit(self.algorithm.wire.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))
 
     @property
@@ -192,8 +192,7 @@ class Coordinator(Results):
         }
 
         def accept(reply: Message) -> tuple[PyTree, PyTree, tuple[float, ...]]:
-            key = keys.at(self.engine.key, "enroll", 0, reply.client)
-            found = jax.tree.map(jnp.asarray, payload_of(reply, template, key))
+            found = jax.tree.map(jnp.asarray, payload_of(reply, template))
             return *found, self.aggregator.check_join(*found)
 
         replies = self.exchanges.exchange(requests, accept)

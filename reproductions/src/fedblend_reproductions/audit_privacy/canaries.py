@@ -23,7 +23,7 @@ the paper: directions have disjoint entries, instead of being random in all of t
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,6 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import Algorithm, PyTree
-from fedblend.transforms.wrapping import inner_message, with_inner_message
 
 LENGTH = 10.0
 """Of a canary's update, in units of the clip: without clipping it stands out."""
@@ -118,11 +117,11 @@ def with_canaries(
     def start(params, joins, central, key):
         down, server = algorithm.start(params, joins, central, key)
         nothing = Seen(jnp.zeros((groups, blocks), float))
-        return down._replace(extra=(down.extra, nothing)), server
+        return down._replace(extra=down.extra | {"seen": nothing}), server
 
     def client(down, coin, shard, key):
         _, state = joined(shard, key)
-        up, _ = algorithm.client(inner_message(down), state, shard, key)
+        up, _ = algorithm.client(down, state, shard, key)
         _, layout = trees.ravel(up.delta)
         owned = jnp.asarray(along.block) == jnp.asarray(owners)[shard.id]
         unit = jnp.where(owned, jnp.asarray(along.entries, float), 0.0)
@@ -130,8 +129,7 @@ def with_canaries(
         return up._replace(delta=delta), coin
 
     def server(aggregate, down, server, central, key):
-        message = inner_message(down)
-        after, server = algorithm.server(aggregate, message, server, central, key)
+        after, server = algorithm.server(aggregate, down, server, central, key)
         noisy, _ = trees.ravel(aggregate.mean.delta)
         products = jax.ops.segment_sum(
             noisy.astype(float) * jnp.asarray(along.entries, float),
@@ -139,25 +137,13 @@ def with_canaries(
             groups * blocks,
         )
         seen = Seen(products.reshape(groups, blocks))
-        return after._replace(extra=(after.extra, seen)), server
+        return after._replace(extra=after.extra | {"seen": seen}), server
 
-    return with_inner_message(algorithm)._replace(
+    return algorithm._replace(
         enroll=enroll,
         start=start,
         client=client,
         server=server,
-        ask=lambda coin, shard: (),
+        wire=algorithm.wire._replace(ask=lambda coin, shard: ()),
         info=lambda coin: {},
     )
-
-
-def seen_in(extra: PyTree) -> tuple[Any, Any]:
-    """What is seen in a message's ``extra``, and what its next transform sent along.
-
-    Transforms pair the ``extra`` of what they wrap with their own; that of an adaptive
-    clip is the bound of the next round. None where no transform did.
-    """
-    own = None
-    while not isinstance(extra[1], Seen):
-        extra, own = extra
-    return extra[1], own

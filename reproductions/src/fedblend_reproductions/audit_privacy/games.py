@@ -20,7 +20,6 @@ from fedblend_reproductions.audit_privacy.attack import Games
 from fedblend_reproductions.audit_privacy.canaries import (
     Directions,
     directions,
-    seen_in,
     with_canaries,
 )
 
@@ -108,11 +107,12 @@ def _watch(
     """
     seen, unit = [], np.full(len(run.key), table.clip / run.cohort)
     for _ in run:
-        last, own = seen_in(jax.device_get(run.down.extra))
+        extra = jax.device_get(run.down.extra)
+        last = extra["seen"]
         if run.round:
             seen.append(last.products / unit[:, None, None])
         if table.adaptive:
-            unit = np.asarray(own) / run.cohort
+            unit = np.asarray(extra["adaptive_clip"]) / run.cohort
         on_step(run)
     who = np.argsort(owners)[np.sum(owners < 0) :]
     coins = np.asarray(run.client_states(who)).T

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import fedblend as fb
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import faces, quadratics
 from fedblend_reproductions.mixed.figures import confident

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedblend as fb
+from fedblend.transforms import central_loss
 from fedblend.transforms.clip import clip_tree
-from fedblend.transforms.mixed_fl import central_loss
 from fedblend_reproductions.mixed import text
 from fedblend_reproductions.mixed.task import (
     Curves,

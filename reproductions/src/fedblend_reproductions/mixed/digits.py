@@ -11,7 +11,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.core import Loss, PyTree
 from fedblend.data.federated import Shards
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 
 RATE, STEPS, BATCH, L2 = 0.1, 5, 10, 1e-3
 WEIGHTS = (0.5, 0.5)

@@ -18,8 +18,7 @@ import fedblend as fb
 from fedblend.data.dataset import generator
 from fedblend.data.federated import Shards
 from fedblend.simulation.communication import client_flops
-from fedblend.transforms import partial_correction
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss, partial_correction
 from fedblend_reproductions.datasets import movielens
 from fedblend_reproductions.mixed.task import How, Method, Task, simulated
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 from fedblend.trees import precision
 
 COUNTS = (1, 2, 3, 6)

@@ -17,7 +17,7 @@ import fedblend as fb
 from fedblend.core import Loss, PyTree
 from fedblend.data.federated import Shards
 from fedblend.metrics import Metric
-from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms import central_loss
 
 How = Literal["parallel", "one_way", "two_way"]
 ALGORITHMS: tuple[How, ...] = ("parallel", "one_way", "two_way")

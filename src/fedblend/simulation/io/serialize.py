@@ -19,16 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend import keys
 from fedblend.core import (
-    ClientId,
-    Key,
     PyTree,
-    Quotable,
-    Quote,
     Ragged,
-    SharedKey,
-    is_special,
+    is_ragged,
 )
 
 _DTYPES = {
@@ -212,47 +206,29 @@ def traveling(message: PyTree) -> PyTree:
     def cut(leaf):
         if isinstance(leaf, Ragged):
             return np.asarray(leaf.buffer)[: int(leaf.used)]
-        return () if is_special(leaf) else leaf
+        return leaf
 
-    return jax.tree.map(cut, message, is_leaf=is_special)
+    return jax.tree.map(cut, message, is_leaf=is_ragged)
 
 
-def arrived(
-    arrays: Mapping[str, np.ndarray],
-    template: PyTree,
-    key: Key,
-    client: int,
-    received: PyTree = (),
-) -> PyTree:
+def arrived(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
     """The message of which these leaves travelled; the inverse of ``traveling``.
 
-    Leaves of the template need only ``shape`` and ``dtype``. ``key`` is the one that
-    the sender's half was handed, from which what did not travel is drawn again, and
-    ``client`` the number of the client that sent it, or gets it; an answer quotes what
-    the client ``received``.
+    Leaves of the template need only ``shape`` and ``dtype``.
     """
-    parts = jax.tree.leaves(received, is_leaf=lambda node: isinstance(node, Quotable))
-    quotable = {part.name: part.value for part in parts if isinstance(part, Quotable)}
 
     def expected(path, leaf):
         if not isinstance(leaf, Ragged):
-            return () if is_special(leaf) else leaf
+            return leaf
         found = arrays.get(jax.tree_util.keystr(path) or "value")
         length = len(found) if found is not None and found.ndim else 0
         shape = (min(length, leaf.buffer.shape[0]), *leaf.buffer.shape[1:])
         return jax.ShapeDtypeStruct(shape, leaf.buffer.dtype)
 
-    cut = jax.tree_util.tree_map_with_path(expected, template, is_leaf=is_special)
+    cut = jax.tree_util.tree_map_with_path(expected, template, is_leaf=is_ragged)
     leaves = iter(jax.tree.leaves(as_tree(arrays, cut)))
 
     def whole(leaf):
-        if isinstance(leaf, SharedKey):
-            bits = jax.random.key_data(keys.named(key, leaf.purpose))
-            return SharedKey(bits, leaf.purpose)
-        if isinstance(leaf, ClientId):
-            return ClientId(jax.device_put(np.asarray(client, leaf.id.dtype)))
-        if isinstance(leaf, Quote):
-            return Quote(quotable[leaf.name], leaf.name)
         sent = next(leaves)
         if not isinstance(leaf, Ragged):
             return sent
@@ -261,7 +237,7 @@ def arrived(
         used = np.asarray(len(sent), leaf.used.dtype)
         return Ragged(jax.device_put(buffer), jax.device_put(used))
 
-    return jax.tree.map(whole, template, is_leaf=is_special)
+    return jax.tree.map(whole, template, is_leaf=is_ragged)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
