@@ -4,7 +4,7 @@
 
 Rows of 10 classes are divided among clients by Dirichlet(0.1), one epoch in batches of
 10, all clients in every round and mapped together. "longest" runs all of them as long
-as the longest, "seats" as ``fedblend.loops`` does. The counts of steps follow from the
+as the longest, "seats" as ``uneven_loop`` does. The counts of steps follow from the
 sizes; seconds are the least of a round, the two ways by turns in one process.
 
     PYTHONPATH=src python benchmarks/uneven_clients.py --rows 6000 --out uneven.json
@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend import loops
+from fedblend import uneven_loop
 
 BATCH, RATE = 10, 0.05
 
@@ -54,7 +54,7 @@ def steps_computed(own: np.ndarray) -> dict[str, tuple[float, int]]:
 
 def compiled(model: fb.models.Model, data: fb.FederatedData, way: str):
     """A run and its rounds, one by one, all clients in one chunk."""
-    loops.EVEN = 0.0 if way == "longest" else EVEN
+    uneven_loop.EVEN = 0.0 if way == "longest" else EVEN
     loss = fb.losses.cross_entropy(model.apply)
     work = fb.Work(RATE, fb.Epochs(1), BATCH)
     run = fb.simulate(
@@ -72,7 +72,7 @@ def compiled(model: fb.models.Model, data: fb.FederatedData, way: str):
     return run, records
 
 
-EVEN = loops.EVEN
+EVEN = uneven_loop.EVEN
 
 
 def measure(name: str, clients: int, rows: int, turns: int, seed: int) -> dict:

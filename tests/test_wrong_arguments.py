@@ -165,8 +165,8 @@ CASES = {
     "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
-    "transforms.one_mask": _case(
-        fb.transforms.one_mask,
+    "transforms.common_mask": _case(
+        fb.transforms.common_mask,
         {"algorithm": PLAIN, "compressor": fb.compress.rand_k(1)},
                       algorithm="algorithm", compressor="compressor", how="function"),
     "transforms.perm_k": _case(

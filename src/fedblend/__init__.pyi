@@ -44,7 +44,7 @@ from fedblend.algorithms.agnostic import (
 from fedblend.algorithms.apfl import (
     apfl as apfl,
 )
-from fedblend.algorithms.apfl_agnostic import (
+from fedblend.algorithms.apfl import (
     apfl_agnostic as apfl_agnostic,
 )
 from fedblend.algorithms.apfl_averaged import (
@@ -59,11 +59,11 @@ from fedblend.algorithms.ditto import (
 from fedblend.algorithms.fedala import (
     fedala as fedala,
 )
+from fedblend.algorithms.fedalt_lora import (
+    fedalt_lora as fedalt_lora,
+)
 from fedblend.algorithms.fedavg import (
     fedavg as fedavg,
-)
-from fedblend.algorithms.fedbabu import (
-    fedbabu as fedbabu,
 )
 from fedblend.algorithms.feddbe import (
     feddbe as feddbe,
@@ -77,19 +77,16 @@ from fedblend.algorithms.fedopt import (
 from fedblend.algorithms.fedprox import (
     fedprox as fedprox,
 )
-from fedblend.algorithms.fedrep import (
-    fedrep as fedrep,
-)
 from fedblend.algorithms.finetune import (
     finetune as finetune,
 )
 from fedblend.algorithms.flix import (
     flix as flix,
 )
-from fedblend.algorithms.flix_compressed_scaffnew import (
+from fedblend.algorithms.flix import (
     flix_compressed_scaffnew as flix_compressed_scaffnew,
 )
-from fedblend.algorithms.flix_locodl import (
+from fedblend.algorithms.flix import (
     flix_locodl as flix_locodl,
 )
 from fedblend.algorithms.fomaml import (
@@ -126,10 +123,16 @@ from fedblend.algorithms.partial_presets import (
     fedalt as fedalt,
 )
 from fedblend.algorithms.partial_presets import (
+    fedbabu as fedbabu,
+)
+from fedblend.algorithms.partial_presets import (
     fedbn as fedbn,
 )
 from fedblend.algorithms.partial_presets import (
     fedper as fedper,
+)
+from fedblend.algorithms.partial_presets import (
+    fedrep as fedrep,
 )
 from fedblend.algorithms.partial_presets import (
     fedsa_lora as fedsa_lora,
@@ -151,9 +154,6 @@ from fedblend.algorithms.pfedme import (
 )
 from fedblend.algorithms.reptile import (
     reptile as reptile,
-)
-from fedblend.algorithms.rest_of_world import (
-    rest_of_world as rest_of_world,
 )
 from fedblend.algorithms.rolora import (
     rolora as rolora,

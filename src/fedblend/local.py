@@ -30,7 +30,7 @@ from fedblend.batches import (
 from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
 from fedblend.core import Down, Key, PyTree, Shard, Up
 from fedblend.errors import UserError
-from fedblend.loops import own_loop
+from fedblend.uneven_loop import own_loop
 
 MOST_DRAWN, MOST_ORDERED = 2**14, 2**26
 """Row numbers of random batches, and of epochs, that a client holds at once; beyond
@@ -193,7 +193,7 @@ def descend(
         shard: the client's data.
         key: randomness of the batches.
         work: optimizer, steps and batch size. Where the clients' steps differ, those
-            who are mapped together take turns, see ``loops``.
+            who are mapped together take turns, see ``uneven_loop``.
         round: the round, for schedules.
         correction: a tree added to every gradient; None stands for nothing, at any
             node.

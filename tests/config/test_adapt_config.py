@@ -198,7 +198,7 @@ def test_every_kind_is_built(adapt):
     [
         ("fedsa_lora", {"how": "ia3"}, "adapt: fedsa_lora is for the factors of"),
         ("ffa_lora", {"train": "b"}, "adapt: ffa_lora is for the factors of adapters"),
-        ("rest_of_world", {"how": "lora"}, "adapt: rest_of_world is for two adapters"),
+        ("fedalt_lora", {"how": "lora"}, "adapt: fedalt_lora is for two adapters"),
         ("fedavg", {"how": "gated_lora", "two": True}, "adapt.two: is not for how = "),
     ],
 )
@@ -207,5 +207,5 @@ def test_algorithms_on_adapters_get_those_that_they_train(name, adapt, line):
     with pytest.raises(ConfigError, match=f"^here: {line}"):
         check({**content, "algorithm": {"name": name}}, "here")
     del content["adapt"]
-    config = check({**content, "algorithm": {"name": "rest_of_world"}}, "here")
+    config = check({**content, "algorithm": {"name": "fedalt_lora"}}, "here")
     assert config.adapt is not None and config.adapt.how == "gated_lora"

@@ -7,9 +7,9 @@ import pytest
 from fedblend.config.build import build
 from fedblend.config.config import dump, load
 from fedblend.errors import ConfigError
+from fedblend.transforms.compressed import Ef21Client
 from fedblend.transforms.diana import DianaClient
 from fedblend.transforms.downlink import DownlinkClient
-from fedblend.transforms.ef21 import Ef21Client
 
 RAND, TOP = {"name": "rand_k", "k": 5}, {"name": "top_k", "k": [1, 2, 3, 4, 5, 650]}
 

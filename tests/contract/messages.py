@@ -67,7 +67,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
     for i, shard in enumerate(shards):
         key = keys.at(root, "enroll", 0, i)
         join, state = algorithm.enroll(problem.params, shard, key)
-        join, bits = carry(join, key, i)
+        join, bits = carry(join)
         up_bits[i] += bits
         joins.append(join)
         states.append(state)

@@ -36,8 +36,8 @@ from fedblend.core import Aggregate, Algorithm, Sender  # noqa: E402, Sender
 from fedblend.losses import objective  # noqa: E402
 from fedblend.registry import ALGORITHMS, TRANSFORMS  # noqa: E402
 from fedblend.theory.blt import Blt  # noqa: E402
+from fedblend.transforms._sparse_rows import named  # noqa: E402
 from fedblend.transforms.central_loss import of_parameters  # noqa: E402
-from fedblend.transforms.fedselect_rows import named  # noqa: E402
 
 PAGE = HOME / "docs" / "pairs.md"
 CLIENTS, ROUNDS, RATE = 4, 800, 0.05
@@ -160,7 +160,7 @@ WITH = {
     "mixed_fl": lambda made, on: transforms.mixed_fl(
         made, _everything(on), how="one_way"
     ),
-    "one_mask": lambda made, on: transforms.one_mask(made, compress.rand_k(1)),
+    "common_mask": lambda made, on: transforms.common_mask(made, compress.rand_k(1)),
     "partial_correction": lambda made, on: transforms.partial_correction(
         made, [_table(on)]
     ),

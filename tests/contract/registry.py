@@ -88,7 +88,7 @@ FORMS = {
     "hypcluster": several,
     "feddbe": shifted,
     "knn_per": beside_rows,
-    "rest_of_world": paired,
+    "fedalt_lora": paired,
     "rolora": factored,
 }
 """What some algorithms make of a model."""
@@ -201,7 +201,7 @@ ENCODERS = {
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.transforms.perm_k(algorithm, clients=7),
-    "one mask, diana": lambda algorithm, p: fb.transforms.one_mask(
+    "one mask, diana": lambda algorithm, p: fb.transforms.common_mask(
         algorithm, compress.rand_k(2), how=fb.diana
     ),
     "byzantine": lambda algorithm, p: fb.byzantine(

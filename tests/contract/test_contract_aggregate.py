@@ -68,7 +68,7 @@ def invariant(run, weights) -> None:
         lambda *leaves: np.average(np.stack(leaves), axis=0, weights=weights), *controls
     )
     assert np.abs(jax.tree.leaves(mean)[0]).max() > 1e-3
-    close(jax.device_get(run.down.extra["feddbe"]), mean)
+    close(jax.device_get(run.down.extra["scaffold"]), mean)
 
 
 @pytest.mark.parametrize("name", CONTROLLED)

@@ -37,7 +37,7 @@ from fedblend import compress, transforms
 CELLS = cells_of(PAGE.read_text("utf-8"))
 ON = problems.quadratics((2,) * CLIENTS)
 WORK = fb.Work(0.1, steps=4, batch_size=None)
-NOISY = ("compressed", "diana", "one_mask", "perm_k")
+NOISY = ("compressed", "diana", "common_mask", "perm_k")
 CARRYING = {"scaffnew": NOISY, "scafflix": NOISY, "fedala": NOISY} | {
     "l2gd": (*NOISY, "downlink"),
     "flix_compressed_scaffnew": ("downlink",),
@@ -92,10 +92,10 @@ def test_no_warning_where_nothing_adds_up(build):
         lambda: transforms.ef21(several, compress.top_k(1)),
         lambda: transforms.downlink(several, compress.top_k(1)),
         lambda: transforms.diana(one, rand),
-        lambda: transforms.one_mask(one, rand),
+        lambda: transforms.common_mask(one, rand),
     ):
         assert not lines_of(make)
-    with_one_mask = partial(transforms.one_mask, several, rand, how=transforms.diana)
+    with_one_mask = partial(transforms.common_mask, several, rand, how=transforms.diana)
     assert len(lines_of(with_one_mask)) == 1
 
 

@@ -242,7 +242,7 @@ def test_two_clients_of_the_rest_of_the_world_have_each_others_adapters():
     loss = fb.losses.cross_entropy(two.apply)
     begun = {"shared": PARAMS, "personal": PARAMS}
     pair = fb.federate(rows(clients=2), parts(2))
-    done = run(fb.rest_of_world(loss, WORK, clients=2), pair, params=begun)
+    done = run(fb.fedalt_lora(loss, WORK, clients=2), pair, params=begun)
     first, second = done.personal(0), done.personal(1)
     close(first["shared"], second["personal"], atol=1e-6)
     close(second["shared"], first["personal"], atol=1e-6)
@@ -256,8 +256,8 @@ def test_methods_on_factors_refuse_models_without():
         line = rf"^{name}: params: '\*/[ab]' is not a part of a model with hidden/0/w"
         with pytest.raises(UserError, match=line):
             run(getattr(fb, name)(plain, WORK), params=begun)
-    line = "^rest_of_world: params: a model's is not those of pairs of adapters"
+    line = "^fedalt_lora: params: a model's is not those of pairs of adapters"
     with pytest.raises(UserError, match=line):
-        run(fb.rest_of_world(plain, WORK, clients=CLIENTS), params=begun)
+        run(fb.fedalt_lora(plain, WORK, clients=CLIENTS), params=begun)
     with pytest.raises(UserError, match="clients: 1 is not a whole number"):
-        fb.rest_of_world(plain, WORK, clients=1)
+        fb.fedalt_lora(plain, WORK, clients=1)

@@ -140,7 +140,7 @@ def test_fedalt_with_the_rest_of_the_world():
     loss = fb.losses.squared_error(model.apply)
     begun = factors(params[NAME]["personal"])
     own, gates = paper.fedalt(base, data, *begun, members(), RATE, STEPS)
-    done = run(fb.rest_of_world(loss, WORK, clients=CLIENTS), params)
+    done = run(fb.fedalt_lora(loss, WORK, clients=CLIENTS), params)
     assert max(np.abs(gate).max() for gate in gates) > 0.01
     for client in range(CLIENTS):
         found = done.personal(client)[NAME]

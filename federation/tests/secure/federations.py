@@ -57,7 +57,7 @@ def algorithm(name: str) -> Any:
         "quantized": lambda: fb.transforms.compressed(
             fb.fedavg(loss, WORK), compress.dithering(4)
         ),
-        "flix, diana": lambda: fb.transforms.one_mask(
+        "flix, diana": lambda: fb.transforms.common_mask(
             build["flix"](), compress.rand_k(4), how=fb.diana
         ),
         "one mask": lambda: fb.locodl(

@@ -93,12 +93,12 @@ def weighed(
         delta, mean_gradient = trees.scale(
             clients * down.extra["agnostic"], (up.delta, up.mean_gradient)
         )
-        return Up(delta, mean_gradient, {"agnostic": value}), client
+        return Up(delta, mean_gradient, up.extra | {"agnostic": value}), client
 
     def decode(up, sender):
         value = up.extra["agnostic"]
         losses = jnp.zeros((clients,), value.dtype).at[sender.id].set(clients * value)
-        return up._replace(extra={"agnostic": losses})
+        return up._replace(extra=up.extra | {"agnostic": losses})
 
     def server(aggregate, down, server, central, key):
         weights, losses = down.extra["agnostic"], aggregate.mean.extra["agnostic"]

@@ -21,7 +21,7 @@ weight of the shared model, as everywhere in fedblend. Algorithm 1 as printed ha
 indexed by steps while the text says once per round: ``learn`` has both. (10) as printed
 may leave [0, 1], which (9) forbids. Client weights other than uniform, any optimizer,
 an optimizer of alpha's own and other rows for (7) and (10) are allowed, see
-``apfl_alpha``. The output of Algorithm 1, an average over all steps, is
+``Learning``. The output of Algorithm 1, an average over all steps, is
 ``apfl_averaged``. For any fixed alpha < 1 long training leads mix_i to client i's own
 minimizer, whatever w is (with more than one step a round up to a drift that falls with
 the rate): alpha acts through how long and with which rates one trains.
@@ -30,23 +30,202 @@ Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 20
 arXiv:2003.13461.
 """
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from fedblend import keys, mixing, trees
-from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, Learn, Learning
-from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
+from fedblend.algorithms.agnostic import weighed
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.batches import per_client
-from fedblend.checks import FLAG, ByClient, gate
-from fedblend.core import Algorithm, Batch, Loss, PyTree, Up
-from fedblend.local import WORK, Optimizer, Work, step_sum_of
+from fedblend.batches import part, per_client
+from fedblend.checks import (
+    ALPHA,
+    COUNT,
+    FLAG,
+    NOT_NEGATIVE,
+    ByClient,
+    Number,
+    gate,
+    optional,
+    words,
+)
+from fedblend.core import Algorithm, Batch, Down, Key, Loss, PyTree, Shard, Up
+from fedblend.errors import UserError
+from fedblend.local import (
+    OPTIMIZER,
+    WORK,
+    Optimizer,
+    Work,
+    descend,
+    planned,
+    resolve,
+    step_sum_of,
+)
 from fedblend.losses import gradient, objective
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import STEP_BY_STEP, algorithm
 from fedblend.solvers import Solver
+
+Learn = Literal["step", "round", "fixed"]
+MOST_HELD_OUT = 0.9
+"""The largest fraction of rows held out: every client keeps some for its models."""
+RULES = {
+    "alpha": ALPHA,
+    "learn": words(*get_args(Learn)),
+    "alpha_rate": optional(OPTIMIZER),
+    "held_out": Number(least=0, most=MOST_HELD_OUT),
+}
+"""The rules of ``checks`` for arguments that say how alpha is learned."""
+HAND_BACK = optional(COUNT)
+
+
+class Learning(NamedTuple):
+    """How alpha is learned; the paper has (10), on the batch of w and v.
+
+    learn       when alpha moves: "step", with every local step, as (10) is indexed;
+                "round", with the first local step of a round, as the paper's text
+                says; "fixed", never, as in Algorithm 1 and the theorems
+    alpha_rate  the optimizer of alpha; None for that of w and v
+    held_out    the fraction of a client's rows that alpha learns from, and w and v do
+                not; 0 for one batch for all. The rows that v is fitted to cannot tell
+                which of both models generalizes: held-out rows can.
+    hand_back   the number of rounds after which w and v learn from all rows, and alpha
+                stays; None for never
+    """
+
+    learn: Learn = "step"
+    alpha_rate: Optimizer | None = None
+    held_out: float = 0.0
+    hand_back: int | None = None
+
+    def checked(self) -> "Learning":
+        """These choices, unless one has no meaning beside the others."""
+        if self.held_out and self.learn == "fixed":
+            allowed = "allowed with learn = 'fixed', where nothing learns on those rows"
+            raise UserError("apfl: held_out", self.held_out, allowed)
+        if self.alpha_rate is not None and self.learn == "fixed":
+            allowed = "allowed with learn = 'fixed', where alpha does not move"
+            raise UserError("apfl: alpha_rate", self.alpha_rate, allowed)
+        if self.hand_back is not None and not self.held_out:
+            allowed = "allowed without held_out rows"
+            raise UserError("apfl: hand_back", self.hand_back, allowed)
+        return self
+
+    def split(self, shard: Shard, round: jax.Array) -> tuple[Shard, Shard | None]:
+        """The rows of w and v in a round, and those of alpha if they are others."""
+        if not self.held_out:
+            return shard, None
+        until = math.inf if self.hand_back is None else self.hand_back
+        fraction = jnp.where(round < until, self.held_out, 0.0)
+        return part(shard, fraction, 1.0), part(shard, 0.0, fraction)
+
+    def optimizer(
+        self,
+        of_models: Optimizer,
+        round: jax.Array,
+        steps: int | jax.Array,
+        held: Shard | None,
+    ) -> optax.GradientTransformation:
+        """The optimizer of alpha in a round, which keeps alpha in [0, 1].
+
+        Args:
+            of_models: the optimizer of w and v, for an alpha without its own.
+            round: the round, for schedules.
+            steps: number of local steps of the round, for schedules.
+            held: the rows of alpha, if they are not those of w and v. Without any left
+                alpha stays, even where its optimizer moves without a gradient.
+        """
+        rate = of_models if self.alpha_rate is None else self.alpha_rate
+        rule = resolve(rate, round, steps)
+        first = optax.scale_by_schedule(lambda count: jnp.where(count == 0, 1.0, 0.0))
+        moved = {
+            "step": rule,
+            "round": optax.chain(rule, first),
+            "fixed": optax.set_to_zero(),
+        }[self.learn]
+        moves = True if held is None else held.count > 0
+
+        def inside(updates, alpha):
+            return jax.tree.map(
+                lambda step, old: jnp.where(moves, jnp.clip(old + step, 0, 1) - old, 0),
+                updates,
+                alpha,
+            )
+
+        return optax.chain(moved, optax.stateless(inside))
+
+
+class Variables(NamedTuple):
+    """What client i descends in its local steps: w_i, v_i and alpha_i."""
+
+    shared: PyTree
+    personal: PyTree
+    alpha: PyTree
+
+
+Gradients = Callable[[Variables, Batch], Variables]
+"""``gradients(variables, batch)``: those of all three variables, on one batch."""
+
+
+def local_steps(
+    gradients: Gradients,
+    variables: Variables,
+    down: Down,
+    shard: Shard,
+    key: Key,
+    *,
+    work: Work,
+    learning: Learning,
+    fresh: bool = False,
+) -> tuple[Variables, Variables, Shard]:
+    """Take the local steps of a round.
+
+    Args:
+        gradients: of the three variables.
+        variables: where to start.
+        down: the server's message.
+        shard: the client's rows.
+        key: randomness of the batches.
+        work: local work; w and v each have an optimizer of this kind.
+        learning: how alpha is learned.
+        fresh: whether v (and alpha) have another batch than w.
+
+    Returns:
+        The variables reached, the mean gradients on the way, and the rows that w and v
+        were trained on.
+    """
+    train, held = learning.split(shard, down.round)
+    steps, _ = planned(train, work)
+    rule = resolve(work.optimizer, down.round, steps)
+    of_alpha = learning.optimizer(work.optimizer, down.round, steps, held)
+    rules = optax.partition(
+        {"w": rule, "v": rule, "alpha": of_alpha}, Variables("w", "v", "alpha")
+    )
+    further: list[str | tuple[str, Shard]] = ["fresh batch"] if fresh else []
+    further += [] if held is None else [("held-out batch", held)]
+
+    def direction(here: Variables, batch: Batch, *others: Batch) -> Variables:
+        of_w = gradients(here, batch)
+        of_v = gradients(here, others[0]) if fresh else of_w
+        of_alpha = of_v if held is None else gradients(here, others[-1])
+        return Variables(of_w.shared, of_v.personal, of_alpha.alpha)
+
+    reached, mean_gradients = descend(
+        direction,
+        variables,
+        train,
+        key,
+        work=work._replace(optimizer=rules),
+        round=down.round,
+        correction=Variables(down.correction, None, None),
+        further=further,
+    )
+    return reached, mean_gradients, train
 
 
 class ApflClient(NamedTuple):
@@ -151,4 +330,82 @@ def apfl(
     needs = inner.needs._replace(weights="uniform")
     return inner._replace(
         enroll=enroll, client=client, personal=personal, info=info, needs=needs
+    )
+
+
+@algorithm(
+    sends=("update", "losses"),
+    new_client=STEP_BY_STEP._replace(build=apfl),
+    reads="losses",
+)
+@gate(**WORK, **RULES, clients=COUNT, q_rate=NOT_NEGATIVE)
+def apfl_agnostic(
+    loss: Loss,
+    work: Work,
+    *,
+    clients: int,
+    q_rate: float,
+    alpha: ByClient,
+    learn: Learn = "step",
+    alpha_rate: Optimizer | None = None,
+    held_out: float = 0.0,
+) -> Algorithm:
+    """Agnostic APFL: APFL over the shared model of agnostic FL.
+
+    The shared problem is ``min over shared, max over q in the simplex of sum_i q_i
+    f_i(shared)`` in place of the plain mean; client i deploys ``mix_i = alpha_i shared
+    + (1 - alpha_i) v_i``. A round, for every client i of the cohort, n being all of
+    them::
+
+        w_i, v_i, alpha_i <- the local steps of ``apfl`` from shared, v_i, alpha_i
+        shared <- shared + mean n q_i (w_i - shared)
+        q      <- projection on the simplex of  q + q_rate * mean n f_i(shared) e_i
+
+    with f_i at the old ``shared``, and q uniform at first. The local work is that of
+    ``apfl``; the weights, the ascent in q and the messages for it are those of
+    ``agnostic``. So the shared model and q are those of agnostic FL, whatever v and
+    alpha do, and with alpha = 1 this is agnostic FL. A client whose q_i is 0 does not
+    move the shared model, and trains v_i as any other does.
+
+    Where this differs from the paper: the paper states the shared problem alone,
+    without a method or its analysis. This is the composition of its Algorithm 1 with
+    the descent and ascent of Mohri et al., and no theorem of either covers it. Alpha is
+    the weight of the shared model. With ``held_out`` the ascent in q uses the losses of
+    all training rows.
+
+    Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
+    arXiv:2003.13461, appendix; Mohri, Sivek, Suresh, "Agnostic federated learning",
+    ICML 2019, arXiv:1902.00146.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        work: local work of a round: optimizer, steps, batch size.
+        clients: number of clients.
+        q_rate: step of the ascent in q, 0 or more.
+        alpha: first weight of the shared model; a number, or an array over clients.
+        learn: when alpha moves: "step", "round" (with the first step) or "fixed".
+        alpha_rate: optimizer of alpha, a number for plain steps; None for that of
+            ``work``.
+        held_out: fraction of a client's training rows on which alpha alone learns.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.apfl_agnostic(
+        ...     fb.datasets.quadratic_loss,
+        ...     fb.Work(0.1, steps=2, batch_size=None),
+        ...     clients=4,
+        ...     q_rate=0.1,
+        ...     alpha=0.5,
+        ... )
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
+        ...                   rounds=20).complete()
+        >>> run.down.extra["agnostic"].shape  # q
+        (4,)
+    """
+    own = apfl(
+        loss, work, alpha=alpha, learn=learn, alpha_rate=alpha_rate, held_out=held_out
+    )
+    return weighed(
+        own, loss, clients=clients, q_rate=q_rate, batch_size=work.batch_size
     )

@@ -67,7 +67,7 @@ from fedblend.checks import (
     optional,
     words,
 )
-from fedblend.compress import one_mask
+from fedblend.compress import common_mask
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up, Wire
 from fedblend.errors import UserError
@@ -192,7 +192,7 @@ def locodl(
 
     def at(seed):
         """The compressor of a round, whose mask may be that of a seed."""
-        return one_mask.at(compressor, seed) if one else compressor
+        return common_mask.at(compressor, seed) if one else compressor
 
     def drifted(y, v, local, rows, key):
         """The model yhat, after so many steps on g from y."""
@@ -220,9 +220,9 @@ def locodl(
 
     def received(down, client):
         """The shared model y, also from the entries that changed."""
-        if not isinstance(down.shared, one_mask.Told):
+        if not isinstance(down.shared, common_mask.Told):
             return down.shared
-        return one_mask.received(compressor, down.shared, client.target, client.seed)
+        return common_mask.received(compressor, down.shared, client.target, client.seed)
 
     def settled(y, client):
         """The models x_i, u_i and v after the communication of which y tells."""
@@ -263,20 +263,20 @@ def locodl(
         target = drifted(down.shared, server.dual, local, rows, steps)
         sent = Sent(local, () if alone else target)
         if one:
-            sent = sent._replace(seed=one_mask.seed_of(key), past=past)
+            sent = sent._replace(seed=common_mask.seed_of(key), past=past)
         return down._replace(extra={"locodl": sent}), server._replace(target=target)
 
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
         server = LocodlServer(trees.zeros_like(params), params, none)
-        past = one_mask.unchanged(params)
+        past = common_mask.unchanged(params)
         return begun(Down(params, none), server, past, central, key)
 
     def server(aggregate, down, server, central, key):
         sent, d = down.extra["locodl"], trees.scale(0.5, aggregate.mean.delta)
         rho, eta, _ = scales(d)
         change, dual = trees.scale(rho, d), trees.add(server.dual, trees.scale(eta, d))
-        past = one_mask.changed(change, sent.seed) if one else ()
+        past = common_mask.changed(change, sent.seed) if one else ()
         down = down._replace(shared=trees.add(server.target, change))
         after = LocodlServer(dual, server.target, server.local + sent.local)
         return begun(down, after, past, central, key)
@@ -285,7 +285,7 @@ def locodl(
         if not one:
             return down
         sent = down.extra["locodl"]
-        shared = one_mask.told(compressor, down.shared, sent.past)
+        shared = common_mask.told(compressor, down.shared, sent.past)
         return down._replace(shared=shared, extra={"locodl": sent._replace(past=())})
 
     made = Algorithm(

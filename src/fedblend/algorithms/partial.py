@@ -35,13 +35,112 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fedblend import trees
-from fedblend.algorithms import partial_steps
+import jax
+import optax
+
+from fedblend import keys, trees
 from fedblend.checks import PATHS, gate, optional, require_parts, words
-from fedblend.core import Algorithm, Loss, Needs, PyTree, Wire, from_params
+from fedblend.core import (
+    Algorithm,
+    Batch,
+    Down,
+    Key,
+    Loss,
+    Needs,
+    PyTree,
+    Shard,
+    Up,
+    Wire,
+    from_params,
+)
 from fedblend.errors import UserError
-from fedblend.local import OPTIMIZER, STEPS, WORK, Optimizer, Steps, Work
+from fedblend.local import (
+    OPTIMIZER,
+    STEPS,
+    WORK,
+    Optimizer,
+    Steps,
+    Work,
+    descend,
+    local_update,
+    planned,
+    resolve,
+)
+from fedblend.losses import objective
 from fedblend.registry import STEP_BY_STEP, algorithm
+
+
+class Parts(NamedTuple):
+    """The two parts of the parameters, None in each where the other is."""
+
+    shared: PyTree
+    personal: PyTree
+
+
+def at(loss: Loss, here: Parts, batch: Batch) -> jax.Array:
+    """The mean loss of both parts, put together."""
+    return objective(loss, trees.fill(here.shared, here.personal), batch)
+
+
+def alternate(
+    loss: Loss, work: Parts, down: Down, own: PyTree, shard: Shard, key: Key
+) -> tuple[Up, PyTree]:
+    """Steps on v at the u that was broadcast, then steps on u at the new v.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        work: local work on each part.
+        down: the server's message, with u.
+        own: the client's v.
+        shard: its rows.
+        key: randomness of the batches.
+
+    Returns:
+        The answer to the server, and the new v.
+    """
+
+    def of_own(here, batch):
+        return jax.grad(lambda v: at(loss, Parts(down.shared, v), batch))(here)
+
+    # FedRep drew the batches of its head by this name before it was a case of this.
+    first = keys.named(key, "head")
+    own, _ = descend(of_own, own, shard, first, work=work.personal, round=down.round)
+
+    def of_shared(here, batch):
+        return jax.grad(lambda u: at(loss, Parts(u, own), batch))(here)
+
+    return local_update(of_shared, down, shard, key, work=work.shared), own
+
+
+def together(
+    loss: Loss, work: Parts, down: Down, own: PyTree, shard: Shard, key: Key
+) -> tuple[Up, PyTree]:
+    """Steps on u and v at once, both from the old ones and on the same batch.
+
+    Arguments and result as of ``alternate``; of the work on v the optimizer counts.
+    """
+    main: Work = work.shared
+    steps, _ = planned(shard, main)
+    rules: dict[Any, optax.GradientTransformation] = {
+        name: resolve(one.optimizer, down.round, steps)
+        for name, one in work._asdict().items()
+    }
+
+    def direction(here, batch):
+        return jax.grad(lambda parts: at(loss, parts, batch))(here)
+
+    reached, mean_gradient = descend(
+        direction,
+        Parts(down.shared, own),
+        shard,
+        key,
+        work=main._replace(optimizer=optax.partition(rules, Parts(*rules))),
+        round=down.round,
+        correction=Parts(down.correction, None),
+    )
+    delta = trees.subtract(reached.shared, down.shared)
+    return Up(delta, mean_gradient.shared), reached.personal
+
 
 Paths = Callable[[str], bool] | Sequence[str]
 """Parameters by the names of parts of the model, or by a function of their paths."""
@@ -102,7 +201,7 @@ def partial(
         raise UserError("partial: personal_steps", personal_steps, allowed)
     own: dict[str, Any] = {"optimizer": personal_rate, "steps": personal_steps}
     own = {field: value for field, value in own.items() if value is not None}
-    each = partial_steps.Parts(work, work._replace(**own))
+    each = Parts(work, work._replace(**own))
 
     def part(tree: PyTree, wanted: bool) -> PyTree:
         """The personal or the shared part, None where the other is."""
@@ -110,7 +209,7 @@ def partial(
             lambda path, leaf: leaf if stays(path) == wanted else None, tree
         )
 
-    train = partial_steps.alternate if order == "alternate" else partial_steps.together
+    train = alternate if order == "alternate" else together
 
     def enroll(params, shard, key):
         require_parts(stays, params)

@@ -2,14 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partial personalization under the names of its papers: which part stays, which order.
 
-FedRep and FedBABU have more to say, and files of their own. Weights are uniform unless
+Weights are uniform unless
 the run sets others; FedPer and LG-FedAvg weigh clients by their rows in their papers.
 """
 
+import jax
+
+from fedblend import trees
+from fedblend.algorithms.finetune import finetune
 from fedblend.algorithms.partial import Paths, partial
-from fedblend.checks import PATHS, gate, optional
+from fedblend.checks import PATHS, gate, optional, words
 from fedblend.core import Algorithm, Loss
 from fedblend.local import OPTIMIZER, STEPS, WORK, Optimizer, Steps, Work
+from fedblend.losses import of
 from fedblend.registry import STEP_BY_STEP, NewClient, algorithm
 
 
@@ -183,3 +188,127 @@ def ffa_lora(loss: Loss, work: Work) -> Algorithm:
     """
     frozen = PATHS("ffa_lora: params", ["*/a"])
     return partial(loss, work, personal=frozen, personal_steps=0)
+
+
+@algorithm(keeps="head", new_client=NewClient(steps="head_steps"), preset_of="partial")
+@gate(**WORK, head=PATHS, head_steps=STEPS)
+def fedrep(loss: Loss, work: Work, *, head: Paths, head_steps: Steps) -> Algorithm:
+    """FedRep: a shared body, and a head that stays with each client.
+
+    The problem is ``min over body, head_1 .. head_n of 1/n sum_i f_i(body, head_i)``,
+    body and head being two parts of the parameters. A round, for every client i of the
+    cohort::
+
+        head_i <- head_steps times:
+                  head_i <- head_i - rate * grad_head f_i(body, head_i)
+        b_i    <- body, then steps times:
+                  b_i <- b_i - rate * grad_body f_i(b_i, head_i)
+        body   <- body + mean (b_i - body)
+
+        personal_i = body with head_i
+
+    Only the body travels, in both directions, and only it is counted: where the head
+    is, a message has None. Where everything is body it is FedAvg, where everything is
+    head it is training alone. ``shared`` has the head that everybody began with: no
+    model to use.
+
+    It is ``partial`` with the head personal, which alternates.
+
+    Where this differs from the paper: it does not, with plain SGD; its analysis takes
+    exact minima for heads. A client that never took part still has the initial head.
+
+    Reference: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared
+    representations for personalized federated learning", ICML 2021, arXiv:2102.07078.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        work: local work on the body; its optimizer and batch size also serve the head.
+        head: names of the parts of the model that are the head, such as ["last"]; or
+            a function of a path, such as "last/weight".
+        head_steps: number of steps on the head in a round, an array over clients, or
+            ``Epochs``.
+
+    Example:
+        >>> import jax, fedblend as fb
+        >>> model = fb.models.mlp(4, 3, hidden=(8,))
+        >>> loss = fb.losses.cross_entropy(model.apply)
+        >>> algorithm = fb.fedrep(
+        ...     loss,
+        ...     fb.Work(0.1, steps=1, batch_size=10),
+        ...     head=lambda path: path.startswith("last"),
+        ...     head_steps=5,
+        ... )
+        >>> _, state = algorithm.enroll(model.init(jax.random.key(0)), None, None)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(state))
+        27
+    """
+    return partial(loss, work, personal=head, personal_steps=head_steps)
+
+
+@algorithm(
+    keeps="head",
+    new_client=NewClient(visits=0, steps="tuning_steps"),
+    preset_of="partial",
+    trains_kept=False,
+)
+@gate(
+    **WORK,
+    head=PATHS,
+    tuning_steps=STEPS,
+    tuning_rate=optional(OPTIMIZER),
+    tuned=words("model", "head"),
+)
+def fedbabu(
+    loss: Loss,
+    work: Work,
+    *,
+    head: Paths,
+    tuning_steps: Steps,
+    tuning_rate: Optimizer | None = None,
+    tuned: str = "model",
+) -> Algorithm:
+    """FedBABU: a shared body is trained under a head that never moves, then fine-tuned.
+
+    Everybody has the same head, the initial one. A round, for every client i of the
+    cohort::
+
+        b_i  <- body, then steps times:  b_i <- b_i - rate * grad_body f_i(b_i, head)
+        body <- body + mean (b_i - body)
+
+        personal_i = (body, head) after tuning_steps steps on f_i
+
+    Only the body travels. It is ``partial`` with the head personal and no steps on it,
+    and fine-tuning when a client deploys its model. ``shared`` is the body with the
+    initial head, the paper's global model.
+
+    Where this differs from the paper: it compares fine-tuning of the whole model, of
+    the head and of the body, and ``tuned`` has the first two. Weights are uniform
+    unless the run sets others. With ``tuned="head"`` an optimizer that decays weights
+    moves the body too.
+
+    Reference: Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated
+    image classification", ICLR 2022, arXiv:2106.06042.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        work: local work on the body; its batch size also serves the fine-tuning.
+        head: names of the parts of the model that are the head, such as ["last"]; or
+            a function of a path, such as "last/weight".
+        tuning_steps: number of steps of the fine-tuning, an array over clients, or
+            ``Epochs``.
+        tuning_rate: optimizer of the fine-tuning, a number for plain steps; None for
+            that of ``work``.
+        tuned: "model" to fine-tune body and head, "head" for the head alone.
+    """
+    is_head = PATHS("fedbabu: head", head)
+
+    def fixed(path, leaf):
+        return leaf if is_head(path) else jax.lax.stop_gradient(leaf)
+
+    of_head = of(lambda params: trees.map_with_path(fixed, params), loss)
+
+    tuning = work._replace(steps=tuning_steps)
+    if tuning_rate is not None:
+        tuning = tuning._replace(optimizer=tuning_rate)
+    trained = partial(loss, work, personal=is_head, personal_steps=0)
+    return finetune(trained, loss if tuned == "model" else of_head, tuning)

@@ -21,8 +21,8 @@ from fedblend.config.schema.table import check_lists
 from fedblend.config.schema.tables import Compress, CompressorTable
 from fedblend.core import Algorithm, Needs
 from fedblend.errors import ConfigError
+from fedblend.transforms._compose import adds_up
 from fedblend.transforms.diana import check_rate
-from fedblend.transforms.wrapping import adds_up
 
 ANSWERS = 7
 """How many times more a run sends than the message that starts memories."""
@@ -103,7 +103,7 @@ def _compressed_up(
     made = fitting("compress.compressor", table.compressor, dim)
     one = table.masks == "one"
     if table.how == "plain":
-        use = transforms.one_mask if one else transforms.compressed
+        use = transforms.common_mask if one else transforms.compressed
         return use(algorithm, made)
     if table.how == "ef21":
         if made.delta is None or not np.min(made.delta(dim)) > 0:
@@ -120,5 +120,5 @@ def _compressed_up(
     chosen = "zero" if one else first_memories(made.omega(dim), answers)
     diana = partial(transforms.diana, rate=rate, start=table.start or chosen)
     if one:
-        return transforms.one_mask(algorithm, made, how=diana)
+        return transforms.common_mask(algorithm, made, how=diana)
     return diana(algorithm, made)

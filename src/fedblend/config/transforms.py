@@ -24,9 +24,9 @@ from fedblend.core import Algorithm, Loss, Needs, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
+from fedblend.transforms._sparse_rows import Use, named, used_rows
 from fedblend.transforms.central_loss import of_parameters, on_rows
 from fedblend.transforms.fedselect import select_within
-from fedblend.transforms.fedselect_rows import Use, named, used_rows
 
 ALWAYS = {"dual_encoder": PAD + 1}
 """By model: rows from the first on that every client receives."""

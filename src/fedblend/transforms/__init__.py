@@ -5,19 +5,19 @@
 from fedblend.transforms.byzantine import byzantine as byzantine
 from fedblend.transforms.clip import adaptive_clip as adaptive_clip
 from fedblend.transforms.clip import clip as clip
+from fedblend.transforms.compressed import common_mask as common_mask
 from fedblend.transforms.compressed import compressed as compressed
+from fedblend.transforms.compressed import ef21 as ef21
+from fedblend.transforms.compressed import perm_k as perm_k
 from fedblend.transforms.diana import diana as diana
 from fedblend.transforms.downlink import downlink as downlink
 from fedblend.transforms.dp_blt import dp_blt as dp_blt
 from fedblend.transforms.dp_fedavg import dp_fedavg as dp_fedavg
 from fedblend.transforms.dp_ftrl import dp_ftrl as dp_ftrl
-from fedblend.transforms.ef21 import ef21 as ef21
 from fedblend.transforms.fedselect import entries_touched as entries_touched
 from fedblend.transforms.fedselect import fedselect as fedselect
 from fedblend.transforms.local_dp import local_dp as local_dp
 from fedblend.transforms.mixed_fl import mixed_fl as mixed_fl
-from fedblend.transforms.one_mask import one_mask as one_mask
 from fedblend.transforms.partial_correction import (
     partial_correction as partial_correction,
 )
-from fedblend.transforms.perm_k import perm_k as perm_k

@@ -46,7 +46,7 @@ from fedblend.batches import per_client
 from fedblend.checks import ALGORITHM, MASK, Number, gate, words
 from fedblend.core import Algorithm, Key, PyTree, is_ragged
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import delta_of, with_inner_state
+from fedblend.transforms._compose import delta_of, with_inner_state
 
 FACTORS = {"negate": 1.0, "scale": 10.0, "noise": 1.0, "inner_product": 1.0}
 """The attacks by name, and how strong they are by default."""

@@ -32,7 +32,7 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, FRACTION, POSITIVE, gate
 from fedblend.core import Algorithm, PyTree, Up
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import (
+from fedblend.transforms._compose import (
     check_length,
     delta_of,
 )

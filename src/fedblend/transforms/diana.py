@@ -38,7 +38,7 @@ from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree, Ragged
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import (
+from fedblend.transforms._compose import (
     delta_of,
     needs_with,
     warn_of_feedback,

@@ -28,7 +28,7 @@ from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import warn_of_feedback, with_inner_state
+from fedblend.transforms._compose import warn_of_feedback, with_inner_state
 
 
 class DownlinkClient(NamedTuple):

@@ -36,9 +36,9 @@ from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate, word
 from fedblend.core import Algorithm
 from fedblend.registry import transform
 from fedblend.theory.blt import STRATEGY, Blt
+from fedblend.transforms._correlated_noise import with_noisy_sums
 from fedblend.transforms.blt_noise import add_blt_noise, first_buffers
 from fedblend.transforms.noise import SOURCES
-from fedblend.transforms.noisy_sums import with_noisy_sums
 
 
 @transform()

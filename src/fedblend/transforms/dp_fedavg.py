@@ -51,10 +51,10 @@ from fedblend.checks import (
 )
 from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
+from fedblend.transforms._compose import check_length, delta_of
 from fedblend.transforms.clip import adaptive_clip, clip_decoded
 from fedblend.transforms.clip import clip as fixed_clip
 from fedblend.transforms.noise import SOURCES, add_noise
-from fedblend.transforms.wrapping import check_length, delta_of
 
 
 @transform()

@@ -45,8 +45,8 @@ from fedblend import keys
 from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate, words
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.registry import transform
+from fedblend.transforms._correlated_noise import with_noisy_sums
 from fedblend.transforms.noise import NO_NAME, SOURCES, add_noise, add_tree_noise
-from fedblend.transforms.noisy_sums import with_noisy_sums
 
 
 @transform()

@@ -50,9 +50,9 @@ from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard, Wire
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.registry import transform
-from fedblend.transforms import fedselect_rows
-from fedblend.transforms.fedselect_rows import entries_touched as entries_touched
-from fedblend.transforms.wrapping import delta_of
+from fedblend.transforms import _sparse_rows as sparse_rows
+from fedblend.transforms._compose import delta_of
+from fedblend.transforms._sparse_rows import entries_touched as entries_touched
 
 
 @transform(encodes=True)
@@ -76,7 +76,7 @@ def fedselect(
         always: number of first rows that every client gets, whose numbers stay.
     """
     uses = {
-        name: fedselect_rows.used_rows(federated_data, fields, always)
+        name: sparse_rows.used_rows(federated_data, fields, always)
         for name, fields in _grouped(rows).items()
     }
     return select_within(algorithm, uses, rows=rows, always=always)
@@ -84,7 +84,7 @@ def fedselect(
 
 def select_within(
     algorithm: Algorithm,
-    most: Mapping[str, fedselect_rows.Use],
+    most: Mapping[str, sparse_rows.Use],
     *,
     rows: Mapping[str, Sequence[str]],
     always: int = 0,
@@ -103,9 +103,9 @@ def select_within(
 
     def requested(shard: Shard) -> tuple[Ragged, ...]:
         """The rows that a client uses, for each group of fields."""
-        own = fedselect_rows.named(everything(shard).rows)
+        own = sparse_rows.named(everything(shard).rows)
         return tuple(
-            fedselect_rows.numbers_in([own[field] for field in group], use, always)
+            sparse_rows.numbers_in([own[field] for field in group], use, always)
             for group, use in uses.items()
         )
 
@@ -136,7 +136,7 @@ def select_within(
             raise ValueError("fedselect: an encoded correction has no rows to pick")
         _refuse_tables(message.extra, message.shared, fields_of)
         shared, correction = (
-            fedselect_rows.at(by_name(wanted), fedselect_rows.gather, tree)
+            sparse_rows.at(by_name(wanted), sparse_rows.gather, tree)
             for tree in (message.shared, message.correction)
         )
         return message._replace(shared=shared, correction=correction)
@@ -148,35 +148,27 @@ def select_within(
             for group, ids in zip(groups, wanted, strict=True)
             for field in group
         }
-        examples = fedselect_rows.at(numbers, fedselect_rows.places, given)
+        examples = sparse_rows.at(numbers, sparse_rows.places, given)
         own = dataclasses.replace(
             shard, examples=examples, start=jnp.zeros_like(shard.start)
         )
-        received = fedselect_rows.named(down.shared, fedselect_rows.is_picked)
-        if not all(fedselect_rows.is_picked(received[name]) for name in fields_of):
+        received = sparse_rows.named(down.shared, sparse_rows.is_picked)
+        if not all(sparse_rows.is_picked(received[name]) for name in fields_of):
             raise ValueError("fedselect: a transform around it sends whole tables")
-        small = jax.tree.map(
-            fedselect_rows.opened, down, is_leaf=fedselect_rows.is_picked
-        )
+        small = jax.tree.map(sparse_rows.opened, down, is_leaf=sparse_rows.is_picked)
         up, client = algorithm.client(small, client, own, key)
         _refuse_tables(up.extra, small.shared, fields_of)
-        corrected = not set(fields_of).isdisjoint(
-            fedselect_rows.named(small.correction)
-        )
+        corrected = not set(fields_of).isdisjoint(sparse_rows.named(small.correction))
         if corrected and up.step_sum is None:
             raise ValueError(
                 "fedselect: clients of the wrapped algorithm do not take plain steps "
                 "of one rate, so that it is unknown how a correction moves the rows "
                 "they lack"
             )
-        found = _found(
-            fedselect_rows.named(given), fedselect_rows.named(examples), numbers
-        )
+        found = _found(sparse_rows.named(given), sparse_rows.named(examples), numbers)
         delta = jax.tree.map(
             # A client with more rows than planned sends nothing usable.
-            lambda leaf, row: fedselect_rows.closed(
-                jnp.where(found, leaf, jnp.nan), row
-            ),
+            lambda leaf, row: sparse_rows.closed(jnp.where(found, leaf, jnp.nan), row),
             delta_of(up, "fedselect"),
             down.shared,
         )
@@ -190,26 +182,26 @@ def select_within(
         wanted, step_sum = up.extra["fedselect"]
         own, delta = (
             by_name(wanted),
-            fedselect_rows.named(up.delta, fedselect_rows.is_picked),
+            sparse_rows.named(up.delta, sparse_rows.is_picked),
         )
         lack = tuple(
-            fedselect_rows.lacking(delta[name].shape[0], ids).astype(far.dtype) * far
+            sparse_rows.lacking(delta[name].shape[0], ids).astype(far.dtype) * far
             for name, ids in own.items()
             for far in jax.tree.leaves(step_sum)
         )
-        whole = fedselect_rows.at(own, fedselect_rows.scatter, up.delta)
+        whole = sparse_rows.at(own, sparse_rows.scatter, up.delta)
         inner = algorithm.wire.decode(up._replace(delta=whole), sender)
         return inner._replace(extra=inner.extra | {"fedselect": lack})
 
     def server(aggregate, down, server, central, key):
         lack = aggregate.mean.extra["fedselect"]
-        correction = fedselect_rows.named(down.correction)
+        correction = sparse_rows.named(down.correction)
         drift = {
             name: _by_row(far, correction[name])
             for name, far in zip(fields_of, lack, strict=bool(lack))
             if name in correction
         }
-        delta = fedselect_rows.at(drift, jnp.subtract, aggregate.mean.delta)
+        delta = sparse_rows.at(drift, jnp.subtract, aggregate.mean.delta)
         aggregate = aggregate._replace(mean=aggregate.mean._replace(delta=delta))
         return algorithm.server(aggregate, down, server, central, key)
 
@@ -244,7 +236,7 @@ def _grouped(rows: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _check_rows(params: PyTree, name: str, largest: int) -> None:
-    leaves = fedselect_rows.named(params)
+    leaves = sparse_rows.named(params)
     if name not in leaves:
         raise ValueError(
             f"fedselect: no parameter {name!r}, there are "
@@ -260,7 +252,7 @@ def _check_rows(params: PyTree, name: str, largest: int) -> None:
 
 def _refuse_tables(extra: PyTree, shared: PyTree, names: Mapping[str, object]) -> None:
     """Refuse other tables in a message, whose rows nobody would pick; or no table."""
-    leaves = fedselect_rows.named(shared)
+    leaves = sparse_rows.named(shared)
     for name in names.keys() - leaves.keys():
         raise ValueError(f"fedselect: the wrapped algorithm does not send {name!r}")
     shapes = {leaves[name].shape for name in names}

@@ -28,8 +28,8 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, POSITIVE, gate
 from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
+from fedblend.transforms._compose import is_encoded
 from fedblend.transforms.noise import perturb
-from fedblend.transforms.wrapping import is_encoded
 
 
 @transform()

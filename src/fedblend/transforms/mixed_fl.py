@@ -70,8 +70,8 @@ from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Aggregate, Algorithm, Down, Key, PyTree, Shard, Up
 from fedblend.local import OPTIMIZER, Optimizer, resolve
 from fedblend.registry import transform
+from fedblend.transforms._compose import delta_of
 from fedblend.transforms.central_loss import Central, weighted
-from fedblend.transforms.wrapping import delta_of
 
 MERGES = {"sum": (1.0, 1.0), "average": (0.5, 0.5)}
 Merge = str | tuple[float, float]

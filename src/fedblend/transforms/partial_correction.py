@@ -23,7 +23,7 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Down
 from fedblend.registry import transform
-from fedblend.transforms.fedselect_rows import named
+from fedblend.transforms._sparse_rows import named
 
 
 @transform()

@@ -77,7 +77,7 @@ def test_what_has_no_names_in_peft_is_refused():
     odd = portable({"norm": "layer"}, {})
     with pytest.raises(RunError, match="no names for the layers of transformer"):
         as_peft(odd)
-    gated = portable({}, {"how": "gated_lora"}, "rest_of_world")
+    gated = portable({}, {"how": "gated_lora"}, "fedalt_lora")
     with pytest.raises(RunError, match="peft is for one adapter of"):
         as_peft(gated)
 

@@ -31,9 +31,14 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import mixing, trees
-from fedblend.algorithms.apfl import ApflClient
-from fedblend.algorithms.apfl_alpha import Learn, Learning
-from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
+from fedblend.algorithms.apfl import (
+    ApflClient,
+    Gradients,
+    Learn,
+    Learning,
+    Variables,
+    local_steps,
+)
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import per_client
 from fedblend.checks import ALPHA, NOT_NEGATIVE, ByClient, gate, words

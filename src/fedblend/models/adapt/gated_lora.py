@@ -105,7 +105,7 @@ def gated_lora(rank: int = 8, *, alpha: float | None = None) -> GatedLora:
     """Two changes of low rank, weighed by the input, for ``adapt``.
 
     Parameters of each weight are ``{"personal": {"a", "b"}, "shared": {"a", "b"},
-    "gate"}``: ``rest_of_world`` trains the first and the gate, and keeps the mean of
+    "gate"}``: ``fedalt_lora`` trains the first and the gate, and keeps the mean of
     other clients' in the second.
 
     Args:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend import loops
-from fedblend.loops import own_loop
+from fedblend import uneven_loop
+from fedblend.uneven_loop import own_loop
 
 OWN = np.array([9, 1, 2, 1, 3, 0, 1, 2, 7, 1], np.int32)
 SCALES = np.arange(10, dtype=np.int32)
@@ -27,7 +27,7 @@ def one(own, scale, start):
 
 def alone(own, scale, start):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "EVEN", 0.0)
+        patch.setattr(uneven_loop, "EVEN", 0.0)
         return one(own, scale, start)
 
 
@@ -75,7 +75,7 @@ def computed_over_needed() -> float:
 
 def test_seats_cost_about_what_clients_need(monkeypatch):
     assert 1 <= computed_over_needed() <= 1.15
-    monkeypatch.setattr(loops, "EVEN", 0.0)
+    monkeypatch.setattr(uneven_loop, "EVEN", 0.0)
     # All ten run as long as the longest.
     assert computed_over_needed() == len(OWN) * OWN.max() / OWN.sum()
 
@@ -92,17 +92,17 @@ def test_multiplications_of_products_and_convolutions_are_counted_in_loops_too()
 
     traced = jax.make_jaxpr(program)(images, kernel, jnp.ones((5, 5)))
     # 6x6 places of 2 images, 27 products for each of 4 outputs; and twice 5x5x5.
-    assert loops.multiplications(traced.jaxpr) == 2 * 36 * 27 * 4 + 2 * 125
+    assert uneven_loop.multiplications(traced.jaxpr) == 2 * 36 * 27 * 4 + 2 * 125
 
 
 @pytest.mark.parametrize("fewest", [0, 2**60])
 def test_on_a_gpu_only_large_steps_take_turns(monkeypatch, fewest):
     taken = []
-    in_turns = loops._in_turns
-    monkeypatch.setattr(loops, "GPU_PRODUCTS", fewest)
+    in_turns = uneven_loop._in_turns
+    monkeypatch.setattr(uneven_loop, "GPU_PRODUCTS", fewest)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(
-        loops, "_in_turns", lambda *all: taken.append(1) or in_turns(*all)
+        uneven_loop, "_in_turns", lambda *all: taken.append(1) or in_turns(*all)
     )
     found = jax.vmap(one, (0, 0, None))(OWN, SCALES, START)
     assert bool(taken) == (fewest == 0)

@@ -14,10 +14,10 @@ import jax
 
 from fedblend import trees
 from fedblend.core import Algorithm, Key, PyTree
+from fedblend.transforms._compose import is_linear
 from fedblend.transforms.clip import clip as fixed_clip
 from fedblend.transforms.clip import clip_decoded
 from fedblend.transforms.dp_fedavg import delta_alone
-from fedblend.transforms.wrapping import is_linear
 
 Add = Callable[[PyTree, PyTree, jax.Array, jax.Array, Key], tuple[PyTree, PyTree]]
 """``add(delta, noise, round, counts, key)``: the noisy delta, and the next state."""

@@ -73,7 +73,7 @@ def own_adapter(loss: Loss, work: Work) -> Algorithm:
 
 @algorithm(form="pairs", new_client=STEP_BY_STEP._replace(build=own_adapter))
 @gate(**WORK, clients=Number(least=2, whole=True))
-def rest_of_world(loss: Loss, work: Work, *, clients: int) -> Algorithm:
+def fedalt_lora(loss: Loss, work: Work, *, clients: int) -> Algorithm:
     """An adapter of each client's own, beside the frozen mean of all others' adapters.
 
     Args:
@@ -86,7 +86,7 @@ def rest_of_world(loss: Loss, work: Work, *, clients: int) -> Algorithm:
     def enroll(params, shard, key):
         if not any(map(_is_pair, jax.tree.leaves(params, is_leaf=_is_pair))):
             allowed = "those of pairs of adapters, as fb.gated_lora makes them"
-            raise UserError("rest_of_world: params", params, allowed, "a model's")
+            raise UserError("fedalt_lora: params", params, allowed, "a model's")
         return (), RestClient(_each(lambda pair: {**pair, "shared": None}, params))
 
     def both(pairs, means):

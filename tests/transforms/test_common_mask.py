@@ -13,7 +13,7 @@ import fedblend as fb
 import problems
 from fedblend import compress, keys
 from fedblend.errors import UserError
-from fedblend.transforms import one_mask
+from fedblend.transforms import common_mask
 
 DIM, RATE, K = 6, 0.1, 2
 on = problems.quadratics(dim=DIM)
@@ -64,14 +64,14 @@ def by_hand(rounds: int, memory_rate: float) -> np.ndarray:
 @pytest.mark.parametrize("diana", [False, True])
 def test_clients_with_one_mask_are_one_client(diana):
     how, rate = (fb.diana, K / DIM) if diana else (fb.compressed, 0.0)
-    found = run(one_mask(descent, compress.rand_k(K), how=how), rounds=8)
+    found = run(common_mask(descent, compress.rand_k(K), how=how), rounds=8)
     # A dozen roundings of float32 of numbers of the order of 1.
     np.testing.assert_allclose(found.shared, by_hand(8, rate), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found.bits().up, 8 * 32 * K)
 
 
 def test_it_reaches_the_optimum_without_memories():
-    found = run(one_mask(descent, compress.rand_k(K)), rounds=1500)
+    found = run(common_mask(descent, compress.rand_k(K)), rounds=1500)
     np.testing.assert_allclose(found.shared, problems.optimum(on), atol=1e-5)
     own = run(fb.compressed(descent, compress.rand_k(K)), rounds=1500)
     assert np.abs(own.shared - problems.optimum(on)).max() > 1e-3
@@ -79,7 +79,7 @@ def test_it_reaches_the_optimum_without_memories():
 
 def test_memories_stay_the_clients_mean_in_any_cohort():
     how = partial(fb.diana, rate=0.2)
-    found = run(one_mask(descent, compress.rand_k(K), how=how), 5, cohort=3)
+    found = run(common_mask(descent, compress.rand_k(K), how=how), 5, cohort=3)
     kept = found.client_states().memory
     np.testing.assert_allclose(found.server.memory, kept.mean(axis=0), atol=1e-6)
     assert np.abs(found.server.memory).max() > 1e-3
@@ -96,5 +96,5 @@ def test_memories_stay_the_clients_mean_in_any_cohort():
     ids=lambda one: one.name,
 )
 def test_other_compressors_are_refused_in_one_line(wrong):
-    with pytest.raises(UserError, match=r"one_mask: compressor: .*rand_k with one k"):
-        one_mask(descent, wrong)
+    with pytest.raises(UserError, match=r"common_mask: compressor: .*one k"):
+        common_mask(descent, wrong)
