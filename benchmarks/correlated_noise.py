@@ -86,7 +86,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
     print(f"  {alone}, {of.rounds} rounds of {of.cohort}, clients in every {most}th")
     assert alone.epsilon is not None
     usual: dict[str, Any] = {"cohort": of.cohort, "noise_from": "seed"}
-    turns = {"separation": most}
+    turns = fb.Cohort(of.cohort, separation=most)
     strategy = blt.optimal(rounds=of.rounds, separation=most, buffers=BUFFERS)
     moved = blt.sensitivity(strategy, of.rounds, most)
     often = math.ceil(of.rounds / most)
@@ -109,7 +109,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
         found[f"trees of {tree}"] = (
             fb.dp_ftrl,
             noise,
-            {"epoch": epoch},
+            fb.Cohort(of.cohort, epoch=epoch),
             {**usual, "tree": tree},
         )
     return found
@@ -126,11 +126,10 @@ def accuracies(of: Setting, mechanism: Any, rate: float, clip: float, seeds: Any
         of.data,
         jnp.stack([jax.random.key(seed) for seed in seeds]),
         rounds=of.rounds,
-        cohort=of.cohort,
+        cohort=turns,
         every=of.rounds,
         splits=("test",),
         measure={"accuracy": fb.metrics.accuracy(of.model.apply)},
-        **turns,
     )
     return np.array(
         [one["measures"]["test"]["shared"]["accuracy"]["mean"] for one in run.summary()]

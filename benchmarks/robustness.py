@@ -127,10 +127,10 @@ KINDS = ("scale", "noise", "inner_product")
 REDUCTIONS = {
     "mean": {},
     "median": {"reduction": "median"},
-    "trimmed mean 0.25": {"reduction": "trimmed_mean", "trim": 0.25},
+    "trimmed mean 0.25": {"reduction": fb.trimmed_mean(0.25)},
     "clip": {},
     "norm ratio 3": {},
-    "trimmed mean 0.1": {"reduction": "trimmed_mean", "trim": 0.1},
+    "trimmed mean 0.1": {"reduction": "trimmed_mean"},
     "norm ratio 100": {},
 }
 OF_FEDAVG = ("trimmed mean 0.1", "norm ratio 100")

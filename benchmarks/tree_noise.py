@@ -61,8 +61,7 @@ def on_digits() -> None:
                 federated_data,
                 keys(10),
                 rounds=32,
-                cohort=50,
-                epoch=8,
+                cohort=fb.Cohort(50, epoch=8),
                 every=32,
                 splits=("test",),
                 measure={"accuracy": fb.metrics.accuracy(model.apply)},
@@ -92,8 +91,7 @@ def on_quadratics() -> None:
                 federated_data,
                 keys(20),
                 rounds=64,
-                cohort=8,
-                epoch=64,
+                cohort=fb.Cohort(8, epoch=64),
                 every=64,
             )
             away = np.asarray(run.complete().shared) - np.asarray(optimum)

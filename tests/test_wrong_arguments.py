@@ -87,6 +87,10 @@ def _simulated(**given: Any) -> Any:
     return fb.simulate(PLAIN, jnp.zeros(2), FEDERATION, KEY, **{"rounds": 1, **given})
 
 
+def _cohort(**given: Any) -> Any:
+    return _simulated(cohort=fb.Cohort(**given))
+
+
 def _shared(**given: Any) -> Any:
     return fb.tune(
         lambda alpha: PLAIN,
@@ -243,10 +247,12 @@ CASES = {
     "quadratics": _case(fb.datasets.quadratics, {"clients": 2, "dim": 2},
                         clients="count", dim="count"),
     "simulate": _case(_simulated, {}, rounds="whole", cohort="count or None",
-                      epoch="count or None", weights="word or None",
+                      weights="word or None",
                       chunk="count or None", devices="count or None",
-                      every="count or None", store="word", dropout="part",
-                      reduction="word", trim="part"),
+                      every="count or None", store="word", reduction="word"),
+    "Cohort": _case(_cohort, {}, epoch="count or None", separation="count or None",
+                    sampling="word", dropout="part"),
+    "trimmed_mean": _case(fb.trimmed_mean, {}, trim="part"),
     "personalize": _case(fb.personalize, {"algorithm": PLAIN, "down": None,
                                           "new_clients": FEDERATION, "key": KEY},
                          visits="whole"),
@@ -436,7 +442,11 @@ def test_numbers_of_other_libraries_and_optimizers_are_accepted():
         fb.fedavg(LOSS, fb.Work(rate, steps=whole[0], batch_size=whole[1]))
     for alpha in (*rates, 0, 1.0, np.asarray(0.5)):
         fb.apfl(LOSS, fb.Work(0.1, steps=fb.Epochs(2), batch_size=None), alpha=alpha)
-    _run(PLAIN, rounds=np.int64(3), cohort=np.int32(2), dropout=np.float32(0.5))
+    _run(
+        PLAIN,
+        rounds=np.int64(3),
+        cohort=fb.Cohort(np.int32(2), dropout=np.float32(0.5)),
+    )
     fb.partition.iid(40, *whole)
 
 

@@ -317,6 +317,9 @@ from fedblend.selection.choose import (
 from fedblend.selection.tune_alpha import (
     tune as tune,
 )
+from fedblend.simulation.aggregators import (
+    trimmed_mean as trimmed_mean,
+)
 from fedblend.simulation.compile_cache import (
     compile_cache as compile_cache,
 )
@@ -336,10 +339,16 @@ from fedblend.simulation.run import (
     Run as Run,
 )
 from fedblend.simulation.sampling import (
+    Cohort as Cohort,
+)
+from fedblend.simulation.sampling import (
     Strata as Strata,
 )
 from fedblend.simulation.simulate import (
     simulate as simulate,
+)
+from fedblend.simulation.stores.client_store import (
+    Storage as Storage,
 )
 from fedblend.simulation.train_alone import (
     train_alone as train_alone,

@@ -113,7 +113,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     assert found["epsilon"] == both.epsilon
     assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
     assert build(config).algorithm.start.__module__.endswith("noisy_sums")
-    assert build(config).spec.epoch == 2
+    assert build(config).spec.cohort.epoch == 2  # pyright: ignore
 
 
 def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, compiled):
@@ -151,7 +151,7 @@ def test_buffers_for_clients_that_take_turns(configured, tmp_path, compiled):
     assert summary["privacy"]["epsilon"] == both.epsilon
     assert strategy.decays
     spec = build(config).spec
-    assert spec.separation == 2
+    assert spec.cohort.separation == 2  # pyright: ignore
     assert set_up(spec).shapes.server.noise.shape == (4,)
 
 

@@ -25,6 +25,7 @@ from runs import (
     usual_run,
 )
 
+LOSSY = fb.Cohort(SETTINGS["cohort"], dropout=0.4)
 SPOILED = 4
 SPEAKING = [name for name in CASES if name not in SILENT]
 INSISTING = {"diana, first(flix(scaffold))": 32 * 9}
@@ -85,14 +86,14 @@ def test_the_server_control_is_the_mean_although_some_are_rejected(name):
 
 @pytest.mark.parametrize("weights", ["by_count", "uniform"])
 def test_the_server_control_is_the_mean_although_some_drop_out(weights):
-    run = new_run("scaffold", dropout=0.4, every=1, weights=weights).complete()
+    run = new_run("scaffold", cohort=LOSSY, every=1, weights=weights).complete()
     assert sum(record.dropped for record in run.records) > 0
     counts = problem().federated_data.train.counts
     invariant(run, counts if weights == "by_count" else np.ones(CLIENTS))
 
 
 def test_clients_that_drop_out_keep_their_state():
-    run = new_run("scaffold", dropout=0.4, every=1)
+    run = new_run("scaffold", cohort=LOSSY, every=1)
     before, dropped = None, 0
     for record in run:
         now = states(run)
@@ -109,7 +110,8 @@ def test_clients_that_drop_out_keep_their_state():
 
 def test_nobody_heard_leaves_everything_and_the_round_goes_on():
     """With a cohort of one, some rounds have no one to hear."""
-    run = new_run("fedadam", cohort=1, chunk=1, every=1, dropout=0.6, rounds=6)
+    alone = fb.Cohort(1, dropout=0.6)
+    run = new_run("fedadam", cohort=alone, chunk=1, every=1, rounds=6)
     silent, before = 0, None
     for record in run:
         now = jax.device_get((run.down, run.server))
@@ -141,7 +143,12 @@ def test_dropped_clients_have_no_part_in_the_mean():
     on, rate, root = quadratics(), 0.1, jax.random.key(3)
     algorithm = fb.fedavg(on.loss, fb.Work(rate, steps=1, batch_size=None))
     run = fb.simulate(
-        algorithm, on.params, on.federated_data, root, rounds=1, cohort=6, dropout=0.5
+        algorithm,
+        on.params,
+        on.federated_data,
+        root,
+        rounds=1,
+        cohort=fb.Cohort(6, dropout=0.5),
     ).complete()
     ids = cohorts(root, [0], CLIENTS, 6)[0]
     lots = [jax.random.uniform(keys.at(root, "dropout", 0, i)) for i in ids.tolist()]

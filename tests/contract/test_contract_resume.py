@@ -5,6 +5,7 @@
 import pytest
 from registry import CASES, others_later
 
+import fedblend as fb
 from fedblend.simulation.io import checkpoint
 from runs import new_run, outcome, same_bits, usual_run
 
@@ -19,7 +20,7 @@ def test_states_in_host_memory_give_the_same_bits(name):
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_states_on_disk_give_the_same_bits(name, tmp_path):
-    run = new_run(name, store="disk", store_folder=tmp_path)
+    run = new_run(name, store=fb.Storage("disk", folder=tmp_path))
     same_bits(outcome(usual_run(name)), outcome(run))
 
 
@@ -36,7 +37,7 @@ def test_states_on_disk_give_the_same_bits(name, tmp_path):
 )
 def test_stop_and_resume_is_going_on(name, store, blocks, tmp_path):
     """A fresh run that takes up a checkpoint ends where the unbroken one does."""
-    settings = {"store": store, "store_folder": tmp_path / "states"}
+    settings = {"store": fb.Storage(store, folder=tmp_path / "states")}
     run = iter(stopped := new_run(name, **settings))
     for _ in range(blocks + 1):
         next(run)

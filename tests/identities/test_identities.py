@@ -164,7 +164,7 @@ def test_an_epoch_in_one_batch_is_one_full_step():
 
 def test_trimming_nothing_is_the_uniform_mean():
     algorithm = fb.fedavg(on.loss, fb.Work(RATE, **full))
-    trimmed = run(algorithm, reduction="trimmed_mean", trim=0.0)
+    trimmed = run(algorithm, reduction=fb.trimmed_mean(0.0))
     close(trimmed.shared, run(algorithm, weights="uniform").shared)
 
 

@@ -14,7 +14,7 @@ import pytest
 from second_reader import apfl_visit, slope
 
 import fedblend as fb
-from fedblend.simulation.sampling import drawing, settled
+from fedblend.simulation.sampling import complete_strata, drawing
 from fedblend.transforms import central_loss, partial_correction
 from fedblend.trees import precision
 
@@ -115,7 +115,7 @@ def test_a_round_of_populations(by_count):
     """w_p over the drawn part of each population, by hand, for clients of all sizes."""
     of, weights, sizes = np.array([1, 0, 1, 0, 1]), (0.7, 0.3), (2, 1)
     on, rounds = federated_data(), 6
-    strata, size = settled(fb.Strata(of, weights, sizes), len(COUNTS))
+    strata, size = complete_strata(fb.Strata(of, weights, sizes), len(COUNTS))
     cohorts = drawing(len(COUNTS), size, strata)(ROOT, range(rounds))
     own = np.array(COUNTS) if by_count else np.ones(len(COUNTS))
     w = np.zeros(DIM)

@@ -46,7 +46,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "was made with chunk 3, this run has 2": {"chunk": 2},
     "was made with key": {"key": 1},
     "was made with weight 18.0, this run has 7.0": {"weights": "uniform"},
-    "was made with dropout 0.0, this run has 0.1": {"dropout": 0.1},
+    "was made with dropout 0.0, this run has 0.1": {
+        "cohort": fb.Cohort(3, dropout=0.1)
+    },
     "was made with store device, this run has host": {"store": "host"},
     "is not expected: another model": {"method": fb.fedavg},
     "is float32.3., expected bfloat16.3.": {"params": jnp.zeros(3, jnp.bfloat16)},

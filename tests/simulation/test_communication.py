@@ -106,7 +106,10 @@ def test_half_precision_counts_half():
 
 
 def test_a_dropped_client_receives_and_sends_nothing():
-    done = run(fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)), dropout=0.5)
+    done = run(
+        fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)),
+        cohort=fb.Cohort(3, dropout=0.5),
+    )
     heard = sum(record.received for record in done.records)
     assert 0 < heard < 12
     bits = done.summary()["bits"]

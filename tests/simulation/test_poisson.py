@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Poisson sampling and turns: their laws, their room, runs with empty rounds."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,18 +13,24 @@ from scipy import stats
 import fedblend as fb
 import problems
 from fedblend.simulation import sampling
-from fedblend.simulation.sampling import NOBODY, Strata, in_turns, planned, poisson
+from fedblend.simulation.sampling import (
+    NOBODY,
+    Strata,
+    in_turns,
+    plan_cohorts,
+    poisson,
+)
 from fedblend.theory.poisson import OVERFLOW, largest_cohort, overflow
 
 ROOT = jax.random.key(3)
 on = problems.quadratics()
 descent = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))
+POISSON = fb.Cohort(2, sampling="poisson")
 OPTIONS: dict[str, Any] = {"clip": 0.15, "noise": 1.5, "cohort": 2}
 
 
-def begin(algorithm, key=0, **settings):
-    usual: dict[str, Any] = {"rounds": 12, "cohort": 2, "every": 4}
-    usual["sampling"] = "poisson"
+def begin(algorithm, key=0, cohort=POISSON, **settings):
+    usual: dict[str, Any] = {"rounds": 12, "cohort": cohort, "every": 4}
     return fb.simulate(
         algorithm,
         on.params,
@@ -153,7 +160,7 @@ def test_private_cohorts_are_secret_and_checkpoints_know_the_sampling(tmp_path):
     with pytest.raises(
         ValueError, match="was made with sampling poisson, this run has"
     ):
-        fb.checkpoint.restore(tmp_path / "saved", begin(algorithm, sampling="fixed"))
+        fb.checkpoint.restore(tmp_path / "saved", begin(algorithm, cohort=2))
 
 
 def test_in_turns_nobody_is_there_twice_in_so_many_rounds():
@@ -168,7 +175,7 @@ def test_in_turns_nobody_is_there_twice_in_so_many_rounds():
     other = in_turns(jax.random.key(4), range(40), 11, 4)
     assert not np.array_equal(drawn, other)
     strata = Strata([0, 1, 0, 1, 1, 0, 0], [0.5, 0.5], [2, 1])
-    draw = planned(strata, None, 7, separation=2).draw
+    draw = plan_cohorts(fb.Cohort(strata, separation=2), 7).draw
     hands = draw(ROOT, range(20))
     for first in range(19):
         assert len(np.unique(hands[first : first + 2])) == 6
@@ -198,13 +205,14 @@ def test_a_broken_turn_would_be_noticed():
             {"sampling": "fixed", "separation": 2, "epoch": 2},
             "separation: goes without epoch, which draws otherwise",
         ),
-        ({"cohort": np.array([0, 1])}, "sampling: 'poisson' needs a number of clients"),
-        ({"cohort": 8}, "cohort: 8 is not between 1 and the 7 clients"),
+        ({"size": np.array([0, 1])}, "sampling: 'poisson' needs a number of clients"),
+        ({"size": 8}, "cohort: 8 is not between 1 and the 7 clients"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, line):
+    cohort = dataclasses.replace(POISSON, **settings)
     with pytest.raises(ValueError, match=f"^{line}"):
-        begin(descent, **settings)
+        begin(descent, cohort=cohort)
 
 
 @pytest.mark.parametrize("method", [fb.dp_ftrl, fb.dp_blt])

@@ -65,7 +65,7 @@ def in_files(data: FederatedData, folder) -> FederatedData:
 
 @pytest.fixture(scope="module")
 def usual(data):
-    return outcome(data, rows="device")[0]
+    return outcome(data, store=fb.Storage(rows="device"))[0]
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_rows_in_files_give_the_same_bits_in_parts_and_groups(
     """Every round and every chunk of measured clients brings its own."""
     monkeypatch.setattr(cohort_loader, "PART_BYTES", 1)
     monkeypatch.setattr(cohort_loader, "AT_ONCE_BYTES", 1)
-    found, run = outcome(in_files(data, tmp_path), rows="host", store="host")
+    found, run = outcome(in_files(data, tmp_path), store=fb.Storage("host", "host"))
     assert run._clients.rounds_at_once == 1
     same_bits(found, usual)
 
@@ -85,7 +85,10 @@ def test_several_splits_side_by_side_give_the_same_bits(data):
     keys = jax.random.split(jax.random.key(3), 2)
     other = problems.classes().federated_data
     several = [data, other.holding_out(0.3)]
-    here, there = (outcome(several, keys, rows=kind)[0] for kind in ("device", "host"))
+    here, there = (
+        outcome(several, keys, store=fb.Storage(rows=kind))[0]
+        for kind in ("device", "host")
+    )
     same_bits(here, there)
 
 
@@ -119,4 +122,4 @@ def test_rows_go_where_they_fit(data):
     assert choose_rows(data.splits, 10 * size) == "device"
     assert choose_rows(data.splits, size // 10) == "host"
     with pytest.raises(ValueError, match="rows: 'disk' is not 'auto', 'device'"):
-        outcome(data, rows="disk")
+        outcome(data, store=fb.Storage(rows="disk"))

@@ -9,7 +9,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.errors import SettingError
-from fedblend.simulation.sampling import Strata, cohorts, dealt, drawing, planned
+from fedblend.simulation.sampling import Strata, cohorts, dealt, drawing, plan_cohorts
 
 ROOT = jax.random.key(3)
 
@@ -110,8 +110,7 @@ def test_an_epoch_for_which_there_are_too_few_clients_is_refused(epoch, cohort, 
             on.federated_data,
             ROOT,
             rounds=2,
-            cohort=cohort,
-            epoch=epoch,
+            cohort=fb.Cohort(cohort, epoch=epoch),
         )
 
 
@@ -121,7 +120,7 @@ def test_a_run_deals_where_it_is_asked_to_and_checkpoints_know(tmp_path):
 
     def begin(**more):
         what = (algorithm, on.params, on.federated_data, ROOT)
-        return fb.simulate(*what, rounds=3, cohort=2, every=3, **more)
+        return fb.simulate(*what, rounds=3, cohort=fb.Cohort(2, **more), every=3)
 
     run = begin(epoch=3).complete()
     heard = run.bits().up / run.message_bits.up
@@ -134,10 +133,11 @@ def test_a_run_deals_where_it_is_asked_to_and_checkpoints_know(tmp_path):
 @pytest.mark.parametrize("how", ["fixed", "poisson"])
 def test_private_cohorts_are_drawn_by_one_process_alone(how, monkeypatch):
     """Processes that draw by themselves could have a client in a round twice."""
-    planned(3, None, 10, secret=True, sampling=how)
+    some = fb.Cohort(3, sampling=how)
+    plan_cohorts(some, 10, secret=True)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    planned(3, None, 10, sampling=how)
-    planned(10, None, 10, secret=True)
-    planned(3, 2, 10, secret=True)  # dealt by a key
+    plan_cohorts(some, 10)
+    plan_cohorts(fb.Cohort(10), 10, secret=True)
+    plan_cohorts(fb.Cohort(3, epoch=2), 10, secret=True)  # dealt by a key
     with pytest.raises(SettingError, match="cohort: 3 of 10 clients: is drawn from"):
-        planned(3, None, 10, secret=True, sampling=how)
+        plan_cohorts(some, 10, secret=True)

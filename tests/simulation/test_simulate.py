@@ -33,15 +33,14 @@ NEEDS_UNIFORM = fedavg._replace(needs=fb.Needs(uniform=True))
 REFUSED: dict[str, dict[str, Any]] = {
     "cohort: 0 is not between 1 and the 7 clients": {"cohort": 0},
     "cohort: 8 is not between 1 and the 7 clients": {"cohort": 8},
-    r"dropout: 1.0 is not in \[0, 1\)": {"dropout": 1.0},
-    r"dropout: -0.1 is not in \[0, 1\)": {"dropout": -0.1},
+    r"dropout: 1.0 is not in \[0, 1\)": {"cohort": fb.Cohort(dropout=1.0)},
+    r"dropout: -0.1 is not in \[0, 1\)": {"cohort": fb.Cohort(dropout=-0.1)},
     "rounds: -1 is not a whole number of at least 0": {"rounds": -1},
     "every: 0 is not a whole number of at least 1": {"every": 0},
     "chunk: 0 is not a whole number of at least 1": {"chunk": 0},
     "weights: 'by_size' is not 'by_count' or 'uniform'": {"weights": "by_size"},
     "store: 'cloud' is not 'auto', 'device'": {"store": "cloud"},
     "reduction: 'mode' is not 'mean', 'median'": {"reduction": "mode"},
-    "trim: 0.7 is not in": {"reduction": "trimmed_mean", "trim": 0.7},
     "splits: 'exam' is not one of train": {"splits": ["exam"]},
     "measure: luck: .* is not a Metric.fn, higher_is_better., or a function": {
         "measure": {"luck": lambda model, batch: 0.0}
@@ -64,7 +63,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "needs all 7 clients in every round, not 7 with dropout 0.1": {
         "algorithm": NEEDS_ALL,
-        "dropout": 0.1,
+        "cohort": fb.Cohort(dropout=0.1),
     },
     "weights: this algorithm needs 'uniform', not 'by_count'": {
         "algorithm": NEEDS_UNIFORM

@@ -10,7 +10,13 @@ import pytest
 import fedblend as fb
 from fedblend.core import Needs
 from fedblend.simulation.io import checkpoint
-from fedblend.simulation.sampling import check, cohorts, drawing, settled, weighed
+from fedblend.simulation.sampling import (
+    check,
+    cohorts,
+    complete_strata,
+    drawing,
+    weighed,
+)
 from fedblend.transforms import central_loss
 from fedblend.trees import precision
 
@@ -61,7 +67,7 @@ def mixture(values, weights):
 @pytest.fixture(scope="module")
 def drawn():
     """4000 cohorts, and the strata."""
-    found, size = settled(strata(SIZES), len(OF))
+    found, size = complete_strata(strata(SIZES), len(OF))
     assert found is not None
     return drawing(len(OF), size, found)(ROOT, range(4000)), found
 
@@ -76,7 +82,7 @@ def test_every_round_has_so_many_of_each_population(drawn):
 
 
 def test_one_population_is_the_plain_cohort():
-    one, size = settled(fb.Strata(np.zeros(10, int), [1.0], [4]), 10)
+    one, size = complete_strata(fb.Strata(np.zeros(10, int), [1.0], [4]), 10)
     plain = cohorts(ROOT, range(6), 10, 4)
     assert np.array_equal(drawing(10, size, one)(ROOT, range(6)), plain)
 
@@ -156,7 +162,7 @@ def test_what_clients_say_on_joining_is_weighed_by_population():
 
 def sampled_rounds(federated_data, rounds):
     """Plain steps on the weighed gradients of drawn cohorts, in NumPy."""
-    found, size = settled(strata(SIZES), len(OF))
+    found, size = complete_strata(strata(SIZES), len(OF))
     assert found is not None
     _, weights = weighed(found, np.array(COUNTS))
     here = np.zeros(DIM)
@@ -209,14 +215,14 @@ def test_a_sampled_run_is_the_loops_and_goes_on_where_it_stopped(tmp_path):
 )
 def test_bad_strata_are_refused_in_one_line(given, said):
     with pytest.raises(ValueError, match=said) as caught:
-        settled(given, len(OF))
+        complete_strata(given, len(OF))
     assert str(caught.value).startswith("strata: ")
     assert "\n" not in str(caught.value)
 
 
 def test_what_strata_would_break_is_refused():
-    uneven, _ = settled(strata(SIZES), len(OF))
-    even, _ = settled(strata(), len(OF))
+    uneven, _ = complete_strata(strata(SIZES), len(OF))
+    even, _ = complete_strata(strata(), len(OF))
     assert uneven is not None and even is not None
     memories = fb.scaffold(LOSS, fb.Work(0.1, steps=1, batch_size=None)).needs
     with pytest.raises(ValueError, match=r"\[1, 3, 2\] of \[2, 5, 3\]"):

@@ -39,8 +39,12 @@ def correlated(algorithm=descent, **changed):
     return fb.dp_blt(algorithm, **chosen)
 
 
+TURNS = fb.Cohort(COHORT, separation=3)
+LOSSY = fb.Cohort(COHORT, separation=3, dropout=0.4)
+
+
 def begin(algorithm, key=0, params=on.params, **settings):
-    usual: dict[str, Any] = {"rounds": 9, "cohort": COHORT, "every": 4, "separation": 3}
+    usual: dict[str, Any] = {"rounds": 9, "cohort": TURNS, "every": 4}
     return fb.simulate(
         algorithm, params, on.federated_data, jax.random.key(key), **usual | settings
     )
@@ -163,7 +167,7 @@ def test_values_lie_on_the_grid_of_the_noise():
 
 def test_noise_from_the_seed_is_the_same_after_a_resume_and_in_replicas(tmp_path):
     algorithm = correlated(noise_from="seed")
-    whole, second = (begin(algorithm, dropout=0.4) for _ in range(2))
+    whole, second = (begin(algorithm, cohort=LOSSY) for _ in range(2))
     blocks, path = iter(whole), tmp_path / "checkpoint"
     next(blocks)
     next(blocks)
@@ -177,10 +181,8 @@ def test_noise_from_the_seed_is_the_same_after_a_resume_and_in_replicas(tmp_path
         on.federated_data,
         seeds,
         rounds=9,
-        cohort=COHORT,
+        cohort=LOSSY,
         every=4,
-        separation=3,
-        dropout=0.4,
     ).complete()
     # Sums of replicas may be added in another order.
     np.testing.assert_allclose(both.shared[0], whole.shared, rtol=0, atol=1e-6)
@@ -245,7 +247,7 @@ def test_a_resumed_run_begins_anew_and_reveals_no_buffer(tmp_path):
         assert np.abs(models[one] - models[other]).max() > 1e-3
 
 
-@pytest.mark.parametrize("changed", [{"dropout": 0.45}, {}])
+@pytest.mark.parametrize("changed", [{"cohort": LOSSY}, {}])
 def test_momentum_at_the_server_and_dropouts_run(changed):
     momentum = fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
     run = begin(correlated(momentum), **changed).complete()
@@ -264,4 +266,4 @@ def test_what_breaks_the_accounting_is_refused():
     with pytest.raises(ValueError, match=r"^cohort: .* built for 2 clients"):
         begin(correlated(), cohort=1)
     with pytest.raises(ValueError, match=r"^sampling: 'poisson' has rounds in which"):
-        begin(correlated(), separation=None, sampling="poisson")
+        begin(correlated(), cohort=fb.Cohort(COHORT, sampling="poisson"))

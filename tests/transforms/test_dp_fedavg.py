@@ -99,7 +99,9 @@ def _moved(algorithm, key, mean):
 
 def test_a_resumed_run_has_the_same_bits_with_noise_from_the_seed(tmp_path):
     tracked = private(quantile=0.5, count_noise=2.0, noise_from="seed")
-    whole, second = (begin(tracked, dropout=0.3) for _ in range(2))
+    whole, second = (
+        begin(tracked, cohort=fb.Cohort(COHORT, dropout=0.3)) for _ in range(2)
+    )
     blocks, path = iter(whole), tmp_path / "checkpoint"
     next(blocks)
     next(blocks)

@@ -32,8 +32,12 @@ def from_seed(algorithm=descent, **changed):
     return by_tree(algorithm, noise_from="seed", **changed)
 
 
+def dealt_out(dropout=0.0) -> fb.Cohort:
+    return fb.Cohort(COHORT, epoch=3, dropout=dropout)
+
+
 def begin(algorithm, key=0, params=on.params, **settings):
-    usual: dict[str, Any] = {"rounds": 11, "cohort": COHORT, "epoch": 3, "every": 4}
+    usual: dict[str, Any] = {"rounds": 11, "cohort": dealt_out(), "every": 4}
     return fb.simulate(
         algorithm, params, on.federated_data, jax.random.key(key), **usual | settings
     )
@@ -76,7 +80,7 @@ def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
     dropout = 0.45
     with precision("float64"):
         params = np.linspace(0, 0.5, 3)
-        run = begin(from_seed(), key, params, dropout=dropout, every=1)
+        run = begin(from_seed(), key, params, cohort=dealt_out(dropout), every=1)
         matrices, vectors = problems.client_matrices(on)
         root, shared, models, seed, found = run.key, params, [], None, []
         for number, members in enumerate(dealt(root, range(11), 7, COHORT, epoch=3)):
@@ -194,7 +198,7 @@ def test_without_noise_and_clipping_it_is_fedavg_bit_for_bit():
 
 def test_a_resumed_run_has_the_same_bits_and_replicas_the_same_noise(tmp_path):
     momentum = from_seed(fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5)))
-    whole, second = (begin(momentum, dropout=0.3) for _ in range(2))
+    whole, second = (begin(momentum, cohort=dealt_out(0.3)) for _ in range(2))
     blocks, path = iter(whole), tmp_path / "checkpoint"
     next(blocks)
     next(blocks)
@@ -203,7 +207,7 @@ def test_a_resumed_run_has_the_same_bits_and_replicas_the_same_noise(tmp_path):
     fb.checkpoint.restore(path, second)
     whole.complete()
     np.testing.assert_array_equal(second.complete().shared, whole.shared)
-    in_one = begin(momentum, dropout=0.3, every=11, chunk=1).complete()
+    in_one = begin(momentum, cohort=dealt_out(0.3), every=11, chunk=1).complete()
     np.testing.assert_allclose(in_one.shared, whole.shared, rtol=0, atol=1e-6)
     seeds = jnp.stack([jax.random.key(0), jax.random.key(1)])
     replicas = fb.simulate(
@@ -212,9 +216,7 @@ def test_a_resumed_run_has_the_same_bits_and_replicas_the_same_noise(tmp_path):
         on.federated_data,
         seeds,
         rounds=11,
-        cohort=COHORT,
-        epoch=3,
-        dropout=0.3,
+        cohort=dealt_out(0.3),
         every=4,
     ).complete()
     np.testing.assert_allclose(replicas.shared[0], whole.shared, rtol=0, atol=1e-6)

@@ -23,7 +23,7 @@ from fedblend.trees import precision
 
 on = problems.quadratics()
 descent = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))
-PLAN: dict[str, Any] = {"rounds": 6, "cohort": 2, "epoch": 3, "every": 2}
+PLAN: dict[str, Any] = {"rounds": 6, "cohort": fb.Cohort(2, epoch=3), "every": 2}
 OPTIONS: dict[str, Any] = {"clip": 0.15, "noise": 1.5, "cohort": 2}
 METHODS = {
     "dp_fedavg": partial(fb.dp_fedavg, **OPTIONS),
@@ -157,7 +157,7 @@ def test_replicas_have_noise_of_their_own_also_with_the_same_key(name):
 
 def test_without_noise_cohorts_are_those_of_the_seed():
     """Runs that ask for no privacy have the same bits again."""
-    plan = {**PLAN, "epoch": None}
+    plan = {**PLAN, "cohort": 2}
     quiet = fb.dp_fedavg(descent, **{**OPTIONS, "noise": 0.0})
     both = [
         fb.simulate(quiet, on.params, on.federated_data, jax.random.key(0), **plan)
@@ -175,7 +175,7 @@ def test_cohorts_of_a_private_run_are_no_function_of_its_seed():
             on.params,
             on.federated_data,
             jax.random.key(0),
-            **{**PLAN, "epoch": None, "rounds": 40, "every": 40},
+            **{**PLAN, "cohort": 2, "rounds": 40, "every": 40},
         )
         chosen.append(run.cohorts.draw(run.key, range(40)))
     assert not np.array_equal(*chosen)

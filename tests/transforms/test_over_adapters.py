@@ -81,7 +81,7 @@ def test_noise_of_privacy_is_on_what_travels_and_on_nothing_else():
             cohort=CLIENTS,
             noise_from="seed",
         )
-        done = run(algorithm, rounds=40, sampling="fixed")
+        done = run(algorithm, rounds=40)
         found[name] = trees.subtract(done.shared, PARAMS)[PATH]
     deviation = 2.0 * 0.5 / CLIENTS * np.sqrt(40)
     for name, letters in (("fedavg", "ab"), ("ffa_lora", "b")):
@@ -95,7 +95,7 @@ def test_noise_of_privacy_leaves_the_factor_that_rests():
     """RoLoRA trains B in the first round; noise that later rounds cancel is refused."""
     algorithm, options = fb.rolora(LOSS, WORK), {"clip": 0.5, "noise": 2.0}
     private = fb.dp_fedavg(algorithm, cohort=CLIENTS, noise_from="seed", **options)
-    moved = trees.subtract(run(private, rounds=1, sampling="fixed").shared, PARAMS)
+    moved = trees.subtract(run(private, rounds=1).shared, PARAMS)
     assert not np.any(moved[PATH]["a"]) and np.all(moved[PATH]["b"])
     with pytest.raises(ValueError, match=r"^dp_ftrl: .* in some rounds only"):
         fb.dp_ftrl(algorithm, clip=0.5, noise=2.0, cohort=CLIENTS, tree=4)

@@ -172,7 +172,7 @@ def test_a_private_sum_is_divided_by_the_planned_cohort_whoever_answers():
     assert present.any(axis=1).all()
     model, _ = clipping_rounds(0.8, np.ones(5), present=present, size=5)
     silent = fb.dp_fedavg(plain(), clip=0.8, noise=0.0, cohort=5)
-    agree(simulated(silent, 2, dropout=0.4), model)
+    agree(simulated(silent, 2, cohort=fb.Cohort(dropout=0.4)), model)
 
 
 class Wide(NamedTuple):

@@ -108,7 +108,9 @@ MEMORY = {
 @pytest.mark.parametrize("name", MEMORY)
 def test_the_servers_memory_is_the_mean_of_the_clients(name, weights):
     """Although some take no part, some drop out, and one is never usable."""
-    done = run(MEMORY[name], cohort=5, dropout=0.3, weights=weights, rounds=8)
+    done = run(
+        MEMORY[name], cohort=fb.Cohort(5, dropout=0.3), weights=weights, rounds=8
+    )
     assert sum(record.dropped for record in done.records) > 0
     server, own = memories(done)
     share = COUNTS if weights == "by_count" else np.ones(len(COUNTS))

@@ -35,8 +35,10 @@ from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.dataset import Dataset, Task, task_of
 from fedblend.data.federated import FederatedData
 from fedblend.models import Model
-from fedblend.simulation.sampling import settled
+from fedblend.simulation.aggregators import reduction
+from fedblend.simulation.sampling import Cohort, complete_strata
 from fedblend.simulation.simulate import RunSpec
+from fedblend.simulation.stores.client_store import Storage
 from fedblend.theory.constants import Smoothness
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
     from fedblend.metrics import Metric
     from fedblend.transforms.row_noise import RowNoise
 
-_NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal", "until"}
-"""The keys of [run] that are no fields of ``RunSpec``, or that have another form."""
+_SIMULATED = {"rounds", "every", "weights", "chunk", "devices"}
+"""The keys of [run] that are fields of ``RunSpec``."""
 
 
 class Method(NamedTuple):
@@ -142,7 +144,9 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     federated_data = federations[0]
     clients = federated_data.clients
     drawn = data.strata(config.populations, federated_data) or config.run.cohort
-    method_with = partial(method, config, task, clients, settled(drawn, clients)[1])
+    method_with = partial(
+        method, config, task, clients, complete_strata(drawn, clients)[1]
+    )
     known, name = [None], loss_name(config, task)
     if asks_for_constants(config):
         known = [smoothness(config.model, name, one) for one in federations]
@@ -157,18 +161,20 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     found = found._replace(
         algorithm=transforms.selected(config, found.algorithm, federations)
     )
-    key = _key(config.run.seed)
+    key, run = _key(config.run.seed), config.run
     return Built(
         federated_data=federated_data,
         **found._asdict(),
         key=key,
-        spec=RunSpec(  # the other keys of [run] are its fields
+        spec=RunSpec(
             algorithm=found.algorithm if by_split is None else by_split.algorithm,
             params=found.model.init,
             federated_data=federations,
             key=key,
-            **config.run.model_dump(exclude=_NOT_SIMULATED),
-            cohort=drawn,
+            **run.model_dump(include=_SIMULATED),
+            cohort=Cohort(drawn, run.epoch, run.separation, run.sampling, run.dropout),
+            store=Storage(run.store, run.rows),
+            reduction=reduction(run.reduction, run.trim),
             central=None if server is None else server.train.shard(0),
             measure=found.measures,
             measure_on=config.measure.on,

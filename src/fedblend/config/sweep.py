@@ -26,7 +26,7 @@ from fedblend.config.config import Config, check
 from fedblend.config.model import loss_name, rates, smoothness
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, shown
-from fedblend.simulation.sampling import settled
+from fedblend.simulation.sampling import as_cohort, complete_strata
 from fedblend.theory.constants import Smoothness
 
 MOST_POINTS = 1000
@@ -227,7 +227,8 @@ def together(points: Sequence[Point], built: Built) -> Together:
         chosen = [rates(one.config, of, dim) for one in points for of in own]
         over["rates"] = np.array(chosen)
     clients = built.federated_data.clients
-    cohort = settled(built.spec.cohort, clients)[1]  # pyright: ignore
+    asked: Any = as_cohort(built.spec.cohort).size
+    cohort = complete_strata(asked, clients)[1]
 
     def at(entry: Any) -> Algorithm:
         here: Any = config

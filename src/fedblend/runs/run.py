@@ -29,6 +29,7 @@ from fedblend.simulation import train_alone
 from fedblend.simulation.io import checkpoint
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
+from fedblend.simulation.stores.client_store import as_storage
 from fedblend.trees import precision
 
 TABLES = {
@@ -233,7 +234,8 @@ def stages(
     def stored(stage: str, spec: RunSpec) -> RunSpec:
         if config.run.store not in ("disk", "auto"):
             return spec
-        return dataclasses.replace(spec, store_folder=folder.states(stage))
+        files = dataclasses.replace(as_storage(spec.store), folder=folder.states(stage))
+        return dataclasses.replace(spec, store=files)
 
     with named_by_key(**TABLES):
         if local is not None and given is None:

@@ -168,10 +168,16 @@ def _middle(values: jax.Array, received: jax.Array, cut: jax.Array) -> jax.Array
     return total / jnp.maximum(middle.sum().astype(values.dtype), 1)
 
 
-def reduction(name: str, trim: float = 0.1) -> Reduction:
-    """The reduction of this name: mean, median or trimmed_mean."""
-    words("mean", "median", "trimmed_mean")("reduction", name)
+def trimmed_mean(trim: float = 0.1) -> Reduction:
+    """The mean without the fraction ``trim`` of answers at either end, per entry."""
     Number(least=0, below=0.5)("trim", trim)
-    if name == "median":
-        return Reduction(name, median)
-    return mean if name == "mean" else Reduction(name, trimmed(trim))
+    return Reduction("trimmed_mean", trimmed(trim))
+
+
+def reduction(given: str | Reduction, trim: float = 0.1) -> Reduction:
+    """The reduction of this name: mean, median or trimmed_mean; or the one given."""
+    if isinstance(given, Reduction):
+        return given
+    words("mean", "median", "trimmed_mean")("reduction", given)
+    trims = trimmed_mean(trim)
+    return {"mean": mean, "median": Reduction("median", median)}.get(given, trims)

@@ -9,7 +9,6 @@ while the device computes the one before.
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -25,7 +24,7 @@ from fedblend.simulation.engine import Engine
 from fedblend.simulation.memory import bytes_of
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import NOBODY, Weights
-from fedblend.simulation.stores.client_store import Store, open_store
+from fedblend.simulation.stores.client_store import Storage, Store, open_store
 from fedblend.simulation.stores.device_store import DeviceStore, extract, padded
 from fedblend.simulation.stores.row_store import DeviceRows, HostRows, Packed
 from fedblend.simulation.stores.shared_store import SharedStore
@@ -67,8 +66,7 @@ class Clients:
         weights: the clients' weights.
         cohort: clients of a round.
         every: rounds of a block.
-        store: the kind of store for states.
-        folder: where a store on disk has its files.
+        storage: where states live.
     """
 
     def __init__(
@@ -80,8 +78,7 @@ class Clients:
         *,
         cohort: int,
         every: int,
-        store: str,
-        folder: Path | None,
+        storage: Storage,
     ):
         self.train, self._rows, self._splits = splits["train"], rows, splits
         self._engine, self._weights, self._replicas = engine, weights, engine.replicas
@@ -89,9 +86,9 @@ class Clients:
         first = self._members(np.zeros(1, int), np.zeros(1, int))
         self.shapes = engine.shapes(trees.take(first, 0))
         self._template = self.with_replicas(self.shapes.state)
-        self._asked, self._folder = store, folder
+        self._storage = storage
         self.cut = Cut(cohort, engine.settings.chunk)
-        self.store = self._open(store)
+        self.store = self._open(storage.states)
         self.rounds_at_once = self._rounds_at_once(cohort, every)
         draws = cohort * self.rounds_at_once
         draws *= len(engine.key) if engine.keys == 0 else 1
@@ -105,14 +102,16 @@ class Clients:
 
     def reopen(self, kind: str) -> None:
         """Use this kind of store, if the kind was left open."""
-        if self._asked == "auto" and self.store.kind != kind:
+        if self._storage.states == "auto" and self.store.kind != kind:
             self.store = self._open(kind)
 
     def _open(self, kind: str) -> Store | SharedStore:
         if jax.process_count() > 1:
             return SharedStore(kind, self._template, self.number, self._engine)
         slots = self._engine.slots
-        return open_store(kind, self._template, self.number, self._folder, slots)
+        return open_store(
+            kind, self._template, self.number, self._storage.folder, slots
+        )
 
     def _rounds_at_once(self, cohort: int, every: int) -> int:
         """How many rounds of a block to compute on states and rows brought together.

@@ -11,6 +11,7 @@ the same chance, independently of all others. Where privacy relies on nobody kno
 takes part, cohorts come from the operating system instead.
 """
 
+import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.checks import Number, fits, words
+from fedblend.checks import PART, Number, fits, optional, words
 from fedblend.core import Key, Needs
 from fedblend.data.federated import FederatedData
 from fedblend.errors import SettingError, UserError
@@ -32,8 +33,6 @@ NOBODY = -1
 Draw = Callable[[Key, Sequence[int]], np.ndarray]
 """``draw(root, rounds)``: the sorted client ids of each of these rounds, then
 ``NOBODY``."""
-SAMPLING = ("fixed", "poisson")
-"""How many clients a cohort has."""
 MEASURE_AT_MOST = 10_000
 """Federations up to this size are measured whole, of larger ones a sample of 1000."""
 _MEASURED = Number(least=0, whole=True, clients=True, each="the ids of some clients")
@@ -55,6 +54,37 @@ class Strata(NamedTuple):
     sizes: Sequence[int] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Cohort:
+    """Which clients take part in a round, in place of a number for ``cohort``.
+
+    Clients are drawn anew in every round, unless one of ``epoch``, ``separation`` and
+    ``sampling`` says otherwise. For a private algorithm the operating system draws
+    them, see ``dp_fedavg``.
+
+    size: the number of clients; all of them if None; ``Strata`` for so many of each of
+        several populations; an array of ids for the same clients in every round.
+    epoch: rounds in which no client takes part twice: clients are dealt, in another
+        order in each epoch.
+    separation: rounds in a row, any of them, in which no client takes part twice:
+        clients take turns in one order, again and again. For ``dp_blt``.
+    sampling: "fixed", or "poisson": each client takes part by chance, independently of
+        the others, and ``size`` is the number on average. For ``dp_fedavg``.
+    dropout: the probability that a client that is drawn does not answer.
+    """
+
+    size: int | Strata | np.ndarray | None = None
+    epoch: int | None = None
+    separation: int | None = None
+    sampling: str = "fixed"
+    dropout: float = 0.0
+
+
+def as_cohort(given: int | Strata | np.ndarray | Cohort | None) -> Cohort:
+    """What ``simulate`` is given for ``cohort``, as a ``Cohort``."""
+    return given if isinstance(given, Cohort) else Cohort(given)
+
+
 class Cohorts(NamedTuple):
     """How the clients of each round are drawn; the strata are complete.
 
@@ -63,58 +93,46 @@ class Cohorts(NamedTuple):
 
     size: int
     strata: Strata | None
-    epoch: int | None
     draw: Draw
     most: int
-    separation: int | None = None
-    sampling: str = "fixed"
+    asked: Cohort
 
 
-NOT_APART = {"epoch": None, "separation": None}
-"""Neither keeps the rounds of a client apart."""
-
-
-def planned(
-    cohort: int | Strata | np.ndarray | None,
-    epoch: int | None,
-    clients: int,
-    secret: bool = False,
-    separation: int | None = None,
-    sampling: str = "fixed",
-) -> Cohorts:
-    """What arguments of ``simulate`` come to; ``secret`` as ``drawing``."""
-    always = None
-    if isinstance(cohort, np.ndarray):
-        always = np.sort(_client_ids("cohort", cohort, clients))
-        cohort = len(always)
-    strata, size = settled(cohort, clients)
+def plan_cohorts(asked: Cohort, clients: int, secret: bool = False) -> Cohorts:
+    """How cohorts of these clients are drawn; ``secret`` as in ``drawing``."""
+    given, always = asked.size, None
+    if isinstance(given, np.ndarray):
+        always = np.sort(_client_ids("cohort", given, clients))
+        given = len(always)
+    strata, size = complete_strata(given, clients)
     size = Number(whole=True)("cohort", size)
     if not 1 <= size <= clients:
         allowed = f"between 1 and the {clients} clients there are"
         raise UserError("cohort", size, allowed)
-    apart = {"epoch": epoch, "separation": separation}
-    for name, rounds in apart.items():
-        rounds = Number(whole=True, optional=True)(name, rounds)
+    words("fixed", "poisson")("sampling", asked.sampling)
+    PART("dropout", asked.dropout)
+    ways = []
+    for name in ("epoch", "separation"):
+        rounds = optional(Number(whole=True))(name, getattr(asked, name))
         if rounds is not None:
             _check_apart(name, rounds, strata, clients, size)
-    words(*SAMPLING)("sampling", sampling)
-    given = [name for name, rounds in apart.items() if rounds is not None]
-    given += [] if sampling == "fixed" else ["sampling"]
-    if len(given) > 1:
-        raise ValueError(f"{given[1]}: goes without {given[0]}, which draws otherwise")
-    by_key = strata is not None or always is not None or apart != NOT_APART
+            ways.append(name)
+    by_key = strata is not None or always is not None or bool(ways)
+    ways += [] if asked.sampling == "fixed" else ["sampling"]
+    if len(ways) > 1:
+        raise ValueError(f"{ways[1]}: goes without {ways[0]}, which draws otherwise")
     if secret and jax.process_count() > 1 and size < clients and not by_key:
         # Each process would draw its own, and a client could be there twice.
         why = "is drawn from the operating system, which one process alone can do"
         raise SettingError("cohort", f"{size} of {clients} clients: {why}")
-    if sampling == "poisson":
+    if asked.sampling == "poisson":
         if strata is not None or always is not None:
             raise ValueError("sampling: 'poisson' needs a number of clients as cohort")
         most = largest_cohort(clients, size)
         draw = partial(poisson, clients=clients, size=size, most=most, secret=secret)
-        return Cohorts(size, None, None, draw, most, sampling=sampling)
-    draw = drawing(clients, size, strata, epoch, always, secret, separation)
-    return Cohorts(size, strata, epoch, draw, size, separation)
+        return Cohorts(size, None, draw, most, asked)
+    draw = drawing(clients, size, strata, asked.epoch, always, secret, asked.separation)
+    return Cohorts(size, strata, draw, size, asked)
 
 
 def measured_ids(
@@ -143,7 +161,9 @@ def _client_ids(name: str, ids: Sequence[int] | np.ndarray, clients: int) -> np.
     return ids
 
 
-def settled(cohort: int | Strata | None, clients: int) -> tuple[Strata | None, int]:
+def complete_strata(
+    cohort: int | Strata | None, clients: int
+) -> tuple[Strata | None, int]:
     """The strata, if there are some, with nothing left open, and the cohort's size."""
     if not isinstance(cohort, Strata):
         return None, clients if cohort is None else cohort

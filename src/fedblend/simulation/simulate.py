@@ -9,7 +9,6 @@ checkpoints are consumers of the run: loop over it, a record comes after every b
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -17,18 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.checks import ALGORITHM, COUNT, PART, WHOLE, Instance, optional
+from fedblend.checks import ALGORITHM, COUNT, WHOLE, Instance, optional
 from fedblend.core import Algorithm, Key, Needs, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators, devices, sampling
+from fedblend.simulation.aggregators import Reduction
 from fedblend.simulation.cohort_loader import Clients
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation, one_for_all
 from fedblend.simulation.rounds import Settings
 from fedblend.simulation.run import Run
-from fedblend.simulation.sampling import Strata
+from fedblend.simulation.sampling import Cohort, Strata
+from fedblend.simulation.stores.client_store import Storage, as_storage
 from fedblend.simulation.stores.row_store import open_rows
 
 SERVER_ROWS = Instance(Shard, "a Shard of the server's rows, fb.shard_of(rows)")
@@ -47,21 +48,14 @@ class RunSpec:
     federated_data: FederatedData | Sequence[FederatedData]
     key: Key
     rounds: int
-    cohort: int | Strata | np.ndarray | None = None
-    epoch: int | None = None
-    separation: int | None = None
-    sampling: str = "fixed"
+    cohort: int | Strata | np.ndarray | Cohort | None = None
     central: Shard | None = None
     weights: str | None = None
     chunk: int | None = None
     devices: int | None = None
     every: int | None = None
-    store: str = "auto"
-    store_folder: Path | None = None
-    rows: str = "auto"
-    dropout: float = 0.0
-    reduction: str = "mean"
-    trim: float = 0.1
+    store: str | Storage = "auto"
+    reduction: str | Reduction = "mean"
     measure: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     measure_on: int | Sequence[int] | None = None
     splits: Sequence[str] | None = None
@@ -82,21 +76,14 @@ def simulate(
     key: Key,
     *,
     rounds: int,
-    cohort: int | Strata | np.ndarray | None = None,
-    epoch: int | None = None,
-    separation: int | None = None,
-    sampling: str = "fixed",
+    cohort: int | Strata | np.ndarray | Cohort | None = None,
     central: Shard | None = None,
     weights: str | None = None,
     chunk: int | None = None,
     devices: int | None = None,
     every: int | None = None,
-    store: str = "auto",
-    store_folder: Path | None = None,
-    rows: str = "auto",
-    dropout: float = 0.0,
-    reduction: str = "mean",
-    trim: float = 0.1,
+    store: str | Storage = "auto",
+    reduction: str | Reduction = "mean",
     measure: Mapping[str, Metric | Measure] | None = None,
     measure_on: int | Sequence[int] | None = None,
     splits: Sequence[str] | None = None,
@@ -113,16 +100,8 @@ def simulate(
             same clients and another split of their rows (``federate(..., split=1)``).
         key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
         rounds: communication rounds.
-        cohort: clients of a round, drawn without replacement; all of them if None. For
-            a private algorithm the operating system draws them, see ``dp_fedavg``.
-            ``Strata`` draws so many of each of several populations; an array of ids has
-            these clients in every round.
-        epoch: rounds in which nobody takes part twice: clients are dealt, in another
-            order in each epoch. Every round draws anew if None.
-        separation: rounds in a row, any of them, in which nobody takes part twice:
-            clients take turns in one order, again and again. For ``dp_blt``.
-        sampling: "fixed" or "poisson", which has every client in a round by chance, by
-            itself, and so many as ``cohort`` says in the mean. For ``dp_fedavg``.
+        cohort: clients of a round, drawn without replacement; all of them if None.
+            ``Cohort`` has other ways to draw them, and clients that do not answer.
         central: the server's own data, for methods that use some.
         weights: "by_count" (training rows) or "uniform"; the algorithm's own choice
             if None.
@@ -132,14 +111,10 @@ def simulate(
         every: rounds of a block, after which the run is measured and yields a record;
             a twentieth of all rounds if None.
         store: where client states live: "auto" (the free memory says), "device",
-            "host" or "disk".
-        store_folder: where the disk store puts its files; a temporary place if None.
-        rows: where the clients' rows live: "auto" (the free memory says), "device" or
-            "host", which brings those of a block's clients.
-        dropout: probability that a member of the cohort does not answer.
-        reduction: "mean", "median" or "trimmed_mean" (which leaves out the fraction
-            ``trim`` at either end).
-        trim: see ``reduction``.
+            "host" or "disk"; ``Storage`` also says where rows live, and in which folder
+            files are.
+        reduction: how answers become one: "mean", "median" or "trimmed_mean", which
+            leaves out a tenth at either end; ``trimmed_mean(trim)`` another part.
         measure: metrics by name, see ``metrics``; nothing is measured if None.
         measure_on: ids of clients, or the size of a fixed sample of them; if None all
             of them, or 1000 where there are more than 10,000.
@@ -175,25 +150,18 @@ def set_up(spec: RunSpec) -> Run:
     rounds = WHOLE("rounds", spec.rounds)
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
     every = min(COUNT("every", block), max(rounds, 1))
-    PART("dropout", spec.dropout)
-    cohorts = sampling.planned(
-        spec.cohort,
-        spec.epoch,
-        first.clients,
-        needs.secret_cohorts,
-        spec.separation,
-        spec.sampling,
-    )
-    reduction = aggregators.reduction(spec.reduction, spec.trim)
+    cohort = sampling.as_cohort(spec.cohort)
+    cohorts = sampling.plan_cohorts(cohort, first.clients, needs.secret_cohorts)
+    reduction = aggregators.reduction(spec.reduction)
     weights = sampling.client_weights(
         needs,
         first,
         cohorts.size,
         cohorts.strata,
         weights=spec.weights,
-        dropout=spec.dropout,
+        dropout=cohort.dropout,
         reduction=reduction.name,
-        sampling=cohorts.sampling,
+        sampling=cohort.sampling,
     )
     own_params = callable(params) and bool(key.ndim)
     if not callable(params):
@@ -221,13 +189,14 @@ def set_up(spec: RunSpec) -> Run:
         capacity=first.train.capacity,
         chunk=chunk,
         everyone=float(weights.rounds.sum()),
-        dropout=spec.dropout,
+        dropout=cohort.dropout,
         reduction=reduction,
         mean_count=float(first.train.counts.mean()),
-        random_size=cohorts.sampling == "poisson",
+        random_size=cohort.sampling == "poisson",
     )
     used = {name: shards[name] for name in ("train", *(splits if spec.measure else ()))}
-    rows = open_rows(spec.rows, used)
+    storage = as_storage(spec.store)
+    rows = open_rows(storage.rows, used)
     engine = Engine(
         settings,
         key=key,
@@ -257,8 +226,7 @@ def set_up(spec: RunSpec) -> Run:
         weights,
         cohort=cohorts.most,
         every=every,
-        store=spec.store,
-        folder=spec.store_folder,
+        storage=storage,
     )
     return Run(
         engine,

@@ -126,9 +126,7 @@ def without_others(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(
         spec,
         cohort=None if len(ids) == clients else ids,
-        epoch=None,
         reduction="mean",
-        dropout=0.0,
         weights=None,
         central=None,
     )

@@ -37,7 +37,7 @@ dp-accounting has the privacy loss distribution of such rounds for all three, an
 of a client who is missing is that of one who sends zeros. The chance that a cohort is
 too large for its room goes into delta (``theory.poisson``).
 
-Where cohorts are fixed in advance (``simulate(epoch=...)``) each client takes part at
+Where cohorts are fixed in advance (``Cohort(epoch=...)``) each client takes part at
 most once in an epoch, and sampling does not amplify privacy. The mechanism of
 ``transforms.dp_ftrl`` is then a Gaussian one for every node of a tree that a client is
 in, at most as many as the tree's rounds have binary digits. All nodes of all epochs are

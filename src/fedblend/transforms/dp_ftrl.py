@@ -69,7 +69,7 @@ def dp_ftrl(
 ) -> Algorithm:
     """The wrapped algorithm with clipped updates and tree noise on sums over rounds.
 
-    For a guarantee no client may take part twice in a tree: ``simulate(epoch=...)``.
+    For a guarantee no client may take part twice in a tree: ``Cohort(epoch=...)``.
 
     Args:
         algorithm: what to run; all transforms of what clients do go inside. Its

@@ -126,7 +126,8 @@ def _chances(run: Run, who: np.ndarray) -> np.ndarray:
     """
     clients, rounds = run.federated_data.clients, range(run.rounds)
     shape = (len(run.key), len(who), run.rounds)
-    secret = run.settings.build(None).needs.secret_cohorts and not run.cohorts.epoch
+    needs = run.settings.build(None).needs
+    secret = needs.secret_cohorts and not run.cohorts.asked.epoch
     if secret or run.cohort == clients:
         return np.full(shape, run.cohort / clients)
     drawn = [run.cohorts.draw(root, rounds) for root in run.key]

@@ -123,15 +123,15 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def _plan(run: Run) -> dict[str, Any]:
     """What must not change between saving and restoring."""
-    keys = np.asarray(jax.random.key_data(run.key))
+    keys, asked = np.asarray(jax.random.key_data(run.key)), run.cohorts.asked
     return {
         "clients": run.federated_data.clients,
         "cohort": run.cohort,
         "strata": _digest(run.cohorts.strata),
-        "epoch": run.cohorts.epoch,
-        "separation": run.cohorts.separation,
+        "epoch": asked.epoch,
+        "separation": asked.separation,
         # None for all that older checkpoints know.
-        "sampling": {"fixed": None}.get(run.cohorts.sampling, run.cohorts.sampling),
+        "sampling": None if asked.sampling == "fixed" else asked.sampling,
         "every": run.every,
         "chunk": run.settings.chunk,
         "weight": run.settings.everyone,

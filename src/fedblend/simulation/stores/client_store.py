@@ -11,6 +11,7 @@ The free memory of the device and the host says which. Where the device computes
 host's memory, states are there or on disk.
 """
 
+import dataclasses
 from pathlib import Path
 
 from fedblend.checks import words
@@ -26,6 +27,25 @@ HOST_SHARE = 0.8
 """Of the host's free memory, for states."""
 
 Store = DeviceStore | HostStore
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """Where what belongs to clients is kept, in place of a word for ``store``.
+
+    states: "auto" (the free memory says), "device", "host" or "disk".
+    rows: "auto", "device", or "host", which brings those of a block's clients.
+    folder: where states on disk have their files; a temporary folder if None.
+    """
+
+    states: str = "auto"
+    rows: str = "auto"
+    folder: Path | None = None
+
+
+def as_storage(given: str | Storage) -> Storage:
+    """What ``simulate`` is given for ``store``, as a ``Storage``."""
+    return given if isinstance(given, Storage) else Storage(given)
 
 
 def choose(
