@@ -442,11 +442,8 @@ def test_numbers_of_other_libraries_and_optimizers_are_accepted():
         fb.fedavg(LOSS, fb.Work(rate, steps=whole[0], batch_size=whole[1]))
     for alpha in (*rates, 0, 1.0, np.asarray(0.5)):
         fb.apfl(LOSS, fb.Work(0.1, steps=fb.Epochs(2), batch_size=None), alpha=alpha)
-    _run(
-        PLAIN,
-        rounds=np.int64(3),
-        cohort=fb.Cohort(np.int32(2), dropout=np.float32(0.5)),
-    )
+    few: Any = np.int32(2), None, None, "fixed", np.float32(0.5)
+    _run(PLAIN, rounds=np.int64(3), cohort=fb.Cohort(*few))
     fb.partition.iid(40, *whole)
 
 

@@ -29,7 +29,7 @@ POISSON = fb.Cohort(2, sampling="poisson")
 OPTIONS: dict[str, Any] = {"clip": 0.15, "noise": 1.5, "cohort": 2}
 
 
-def begin(algorithm, key=0, cohort=POISSON, **settings):
+def begin(algorithm, key=0, cohort: fb.Cohort | int = POISSON, **settings):
     usual: dict[str, Any] = {"rounds": 12, "cohort": cohort, "every": 4}
     return fb.simulate(
         algorithm,

@@ -30,7 +30,7 @@ USUAL: dict[str, Any] = {"chunk": 3, "every": 3}
 each_inner = pytest.mark.parametrize("name", INNER)
 
 
-def run(algorithm, rounds=6, cohort=4, **settings):
+def run(algorithm, rounds=6, cohort: int | fb.Cohort = 4, **settings):
     return fb.simulate(
         algorithm,
         on.params,
