@@ -27,7 +27,16 @@ TESTS = sorted(
 
 LEVELS = (
     {
-        *("core", "trees", "keys", "batches", "loops", "errors", "checks", "registry"),
+        *(
+            "core",
+            "trees",
+            "keys",
+            "batches",
+            "uneven_loop",
+            "errors",
+            "checks",
+            "registry",
+        ),
         "cpu_devices",
     },
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},

@@ -21,16 +21,19 @@ Reference: Nobody, "Half steps", 2026, arXiv:2601.00000.
 """
 
 from fedblend import trees
+from typing import Annotated
+
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import Number, gate
+from fedblend.checks import Number
 from fedblend.core import Algorithm, Loss
-from fedblend.local import WORK, Work
+from fedblend.local import Work
 from fedblend.registry import algorithm
 
 
 @algorithm()
-@gate(**WORK, part=Number(above=0, most=1))
-def half_steps(loss: Loss, work: Work, *, part: float) -> Algorithm:
+def half_steps(
+    loss: Loss, work: Work, *, part: Annotated[float, Number(above=0, most=1)]
+) -> Algorithm:
     """FedAvg, ``part`` of the way."""
     inner = fedavg(loss, work)
 

@@ -83,10 +83,10 @@ from fedblend.algorithms.finetune import (
 from fedblend.algorithms.flix import (
     flix as flix,
 )
-from fedblend.algorithms.flix import (
+from fedblend.algorithms.flix_compressed import (
     flix_compressed_scaffnew as flix_compressed_scaffnew,
 )
-from fedblend.algorithms.flix import (
+from fedblend.algorithms.flix_compressed import (
     flix_locodl as flix_locodl,
 )
 from fedblend.algorithms.fomaml import (

@@ -1,13 +1,16 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the arguments of builders: one rule for each argument, by its name.
+"""Rules for the arguments of builders, in their annotations.
 
 A rule is ``rule(key, value) -> value``. It refuses what is not allowed with a
 ``UserError``, and otherwise returns what the builder is to use. ``gate`` applies the
-rules of a builder to the arguments that it is called with::
+rules of a builder to the arguments that it is called with; ``algorithm`` and
+``transform`` of the registry do so, too::
 
-    @gate(steps=COUNT, alpha=by_client(FRACTION))
-    def method(loss, *, steps, alpha): ...
+    Count = Annotated[int, COUNT]
+
+    @gate()
+    def method(loss: Loss, *, steps: Count, alpha: Alpha): ...
 
 The options of a configuration come from the same rules. Numbers of Python, NumPy and
 JAX are checked by value. A traced number, as inside a sweep, has no value yet and
@@ -23,7 +26,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +150,15 @@ CHANCE = Number(above=0, below=1)
 ALPHA = Number(least=0, most=1, clients=True)
 """The weight of the shared model."""
 
+Count = Annotated[int, COUNT]
+Whole = Annotated[int, WHOLE]
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Fraction = Annotated[float, FRACTION]
+Part = Annotated[float, PART]
+Chance = Annotated[float, CHANCE]
+Alpha = Annotated[ByClient, ALPHA]
+
 
 def by_client(rule: Number) -> Number:
     """The rule for a value that is one for all clients, or an array over them."""
@@ -204,6 +216,8 @@ class Paths:
 
 
 PATHS = Paths()
+PartNames = Annotated[Callable[[str], bool] | Sequence[str], PATHS]
+"""Parameters by the names of parts of the model, or by a function of their paths."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,27 +287,46 @@ FUNCTION = Instance(Callable, "a function")  # pyright: ignore
 FLAG = Instance((bool, np.bool_), "True or False")
 
 
-def gate(**rules: Rule) -> Callable[[Builder], Builder]:
-    """Apply these rules to the arguments of a builder, which has them as ``rules``.
+OF_TYPE: dict[Any, Rule] = {Algorithm: ALGORITHM, bool: FLAG}
+"""The rules of arguments that are annotated with a type alone; others add theirs."""
 
-    What it builds carries the lengths of the arguments that are arrays over clients.
+
+def rules_of(builder: Callable[..., Any]) -> dict[str, Rule]:
+    """The rules of a builder's arguments, which are in their annotations."""
+
+    def rule_of(annotation: Any) -> Rule | None:
+        if get_origin(annotation) is Annotated:
+            return get_args(annotation)[1]
+        usual = FUNCTION if get_origin(annotation) is Callable else None
+        return OF_TYPE.get(annotation, usual)
+
+    parameters = inspect.signature(builder).parameters.items()
+    found = {name: rule_of(one.annotation) for name, one in parameters}
+    return {name: rule for name, rule in found.items() if rule is not None}
+
+
+def gate(**given: Rule) -> Callable[[Builder], Builder]:
+    """Apply rules to the arguments of a builder, which has them as ``rules``.
+
+    Without rules they are those of its annotations. What the builder makes carries the
+    lengths of the arguments that are arrays over clients.
     """
 
     def guarded(builder: Builder) -> Builder:
-        signature = inspect.signature(builder)
+        signature, rules = inspect.signature(builder), given or rules_of(builder)
         assert set(rules) <= set(signature.parameters), builder
 
         @functools.wraps(builder)
         def checked(*args: Any, **kwargs: Any) -> Any:
             try:
-                given = signature.bind(*args, **kwargs)
+                bound = signature.bind(*args, **kwargs)
             except TypeError:
                 return builder(*args, **kwargs)  # Python's own error says more
             found: Lengths = ()
-            for name, value in given.arguments.items():
+            for name, value in bound.arguments.items():
                 key = f"{builder.__name__}: {name}"
                 if name in rules:
-                    value = given.arguments[name] = rules[name](key, value)
+                    value = bound.arguments[name] = rules[name](key, value)
                     many = isinstance(value, np.ndarray | jax.Array) and value.ndim
                     if many and getattr(rules[name], "clients", False):
                         found += ((key, len(value)),)
@@ -301,7 +334,7 @@ def gate(**rules: Rule) -> Callable[[Builder], Builder]:
                 found += tuple((f"{key}: {field}", size) for field, size in inner)
                 if not isinstance(value, Algorithm):  # these pass on their own needs
                     found += getattr(value, "lengths", ())
-            return with_lengths(builder(*given.args, **given.kwargs), found)
+            return with_lengths(builder(*bound.args, **bound.kwargs), found)
 
         found = cast(Any, checked)
         found.rules = rules

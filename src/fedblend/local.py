@@ -10,7 +10,7 @@ parameters, or any tree of variables such as a pair of models and a mixing weigh
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,16 @@ from fedblend.batches import (
     random_rows_of,
     rows_at,
 )
-from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
+from fedblend.checks import (
+    COUNT,
+    FUNCTION,
+    OF_TYPE,
+    Lengths,
+    Number,
+    gate,
+    optional,
+    words,
+)
 from fedblend.core import Down, Key, PyTree, Shard, Up
 from fedblend.errors import UserError
 from fedblend.uneven_loop import own_loop
@@ -70,9 +79,6 @@ Optimizer = (
 """A bare number means plain SGD with that rate; an array over clients and "theory" are
 for algorithms with ``own_rates``."""
 
-Steps = int | np.ndarray | Sequence[int] | Epochs
-"""Local work of a round: a number, an array of numbers over clients, or epochs."""
-
 
 def _is_rule(key: str, value: Any) -> bool:
     """Whether this is an optimizer and not a rate; schedules are looked into."""
@@ -91,6 +97,10 @@ def _is_epochs(key: str, value: Any) -> bool:
 OPTIMIZER = Number(least=0, besides="an optax optimizer", also=_is_rule)
 """A rate may be 0: the step that theory allows where nothing is shared."""
 STEPS = Number(least=1, whole=True, clients=True, besides="Epochs", also=_is_epochs)
+Steps = Annotated[int | np.ndarray | Sequence[int] | Epochs, STEPS]
+"""Local work of a round: a number, an array of numbers over clients, or epochs."""
+ServerOptimizer = Annotated[float | optax.GradientTransformation, OPTIMIZER]
+"""An optimizer that lasts over the rounds; a number means plain steps."""
 BATCH_SIZE = optional(COUNT)
 
 
@@ -165,10 +175,9 @@ def own_rates(key: str, value: Any) -> Work:
     return work(key, value, rates=RATES)
 
 
-WORK: dict[str, Any] = {"loss": FUNCTION, "work": work}
-"""The rules of ``checks`` for what nearly every algorithm takes."""
-WORK_OR_NONE = WORK | {"work": partial(work, least=0)}
-"""The same where there may be no steps."""
+OF_TYPE[Work] = work
+WorkOrNone = Annotated[Work, partial(work, least=0)]
+"""Local work that may have no steps."""
 
 
 @gate(direction=FUNCTION, work=partial(work, least=0))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import trees
-from fedblend.checks import PATHS, Words
+from fedblend.checks import OF_TYPE, PATHS, Words
 from fedblend.core import PyTree
 
 Apply = Callable[[PyTree, PyTree], jax.Array]
@@ -155,6 +155,7 @@ class _Mixtures(Words):
 _WORDS = {"parameters": parameters, "outputs": outputs, "products": products}
 MIXING = _Mixtures(tuple(_WORDS), _WORDS)
 """The rule of ``checks`` for a mixture."""
+OF_TYPE[Mixing] = MIXING
 
 
 def predict(apply: Apply, model: PyTree, inputs: PyTree) -> jax.Array:

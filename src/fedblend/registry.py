@@ -5,14 +5,14 @@
 ::
 
     @algorithm(sends=("update", "gradients"))
-    @gate(**WORK, server_rate=POSITIVE)
-    def scaffold(loss: Loss, work: Work, *, server_rate: float = 1.0) -> Algorithm: ...
+    def scaffold(loss: Loss, work: Work, *, server_rate: Positive = 1.0): ...
 
 The name is the function's, the summary is the first line of its module, the reference
 is the module's paragraph "Reference:"; where several builders share a module, both are
-in the builder's docstring. The options of a configuration are the parameters that have
-a rule in ``gate``. ``ALGORITHMS`` and ``TRANSFORMS`` import every module of their
-packages when they are first read: a file is found because it exists.
+in the builder's docstring. The options of a configuration are the parameters whose
+annotations have a rule of ``checks``, which is applied to what is given. ``ALGORITHMS``
+and ``TRANSFORMS`` import every module of their packages when they are first read: a
+file is found because it exists.
 The configuration, ``fedblend list``, the policy of a node, the tables of the documents
 and the contract suite read these two mappings and nothing else. Models and datasets
 have registries of the same kind, in ``models.model`` and ``data.dataset``.
@@ -28,7 +28,7 @@ from pkgutil import walk_packages
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from fedblend.checks import Rule
+from fedblend.checks import Rule, gate
 from fedblend.core import Algorithm
 
 Builder = Callable[..., Algorithm]
@@ -263,6 +263,7 @@ def algorithm(
     """
 
     def register(build: Decorated) -> Decorated:
+        build = gate()(build)
         entry = AlgorithmEntry(
             name or build.__name__,
             build,
@@ -296,6 +297,7 @@ def transform(*, encodes: bool = False) -> Callable[[Decorated], Decorated]:
     """
 
     def register(build: Decorated) -> Decorated:
+        build = gate()(build)
         TRANSFORMS.add(TransformEntry(build.__name__, build, build, encodes))
         return build
 

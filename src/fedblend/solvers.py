@@ -9,7 +9,7 @@ norm is at most its tolerance, or when its steps are used up; the norm shows whi
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +18,26 @@ import optax
 from fedblend import trees
 from fedblend.batches import everything, part, per_client
 from fedblend.checks import (
-    COUNT,
-    FUNCTION,
-    NOT_NEGATIVE,
-    PART,
+    OF_TYPE,
     POSITIVE,
     ByClient,
+    Count,
     Instance,
+    NotNegative,
+    Part,
     by_client,
     gate,
     with_lengths,
 )
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend
+from fedblend.local import Work, descend
 from fedblend.losses import HiddenLoss, gradient, objective
 
 Solver = Callable[[PyTree, Shard, Key], tuple[PyTree, jax.Array]]
 SOLVER = Instance(Callable, "a solver, such as fb.solvers.lbfgs(loss)")  # pyright: ignore
 """The rule of ``checks`` for a solver."""
-STOPPING: dict[str, Any] = {"loss": FUNCTION, "tolerance": NOT_NEGATIVE, "most": COUNT}
+OF_TYPE[Solver] = SOLVER
 
 
 def given(models: PyTree) -> Solver:
@@ -59,9 +59,13 @@ def given(models: PyTree) -> Solver:
     return with_lengths(solve, (("given: models", lengths.pop()),))
 
 
-@gate(**STOPPING, smooth=by_client(POSITIVE))
+@gate()
 def gradient_descent(
-    loss: Loss, smooth: ByClient, *, tolerance: float = 1e-6, most: int = 10_000
+    loss: Loss,
+    smooth: Annotated[ByClient, by_client(POSITIVE)],
+    *,
+    tolerance: NotNegative = 1e-6,
+    most: Count = 10_000,
 ) -> Solver:
     """Full gradients with the step ``1 / smooth``.
 
@@ -80,8 +84,8 @@ def gradient_descent(
     return _descent(loss, lambda params: (), step, tolerance, most)
 
 
-@gate(**STOPPING)
-def lbfgs(loss: Loss, *, tolerance: float = 1e-6, most: int = 1_000) -> Solver:
+@gate()
+def lbfgs(loss: Loss, *, tolerance: NotNegative = 1e-6, most: Count = 1_000) -> Solver:
     """Limited-memory BFGS with a line search, for smooth losses of any size."""
     optimizer = optax.lbfgs()
 
@@ -95,8 +99,8 @@ def lbfgs(loss: Loss, *, tolerance: float = 1e-6, most: int = 1_000) -> Solver:
     return _descent(loss, optimizer.init, step, tolerance, most)
 
 
-@gate(**STOPPING)
-def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
+@gate()
+def newton(loss: Loss, *, tolerance: NotNegative = 1e-9, most: Count = 50) -> Solver:
     """Newton's method with step halving, for strictly convex losses of some hundreds
     of parameters.
     """
@@ -172,14 +176,14 @@ class _Best(NamedTuple):
     turns: Any
 
 
-@gate(**WORK, validation=PART, patience=COUNT, turns=COUNT)
+@gate()
 def patient_sgd(
     loss: Loss,
     work: Work,
     *,
-    validation: float = 0.2,
-    patience: int = 3,
-    turns: int = 50,
+    validation: Part = 0.2,
+    patience: Count = 3,
+    turns: Count = 50,
 ) -> Solver:
     """Stochastic steps until the loss on held-out rows of the client stops falling.
 

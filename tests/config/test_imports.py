@@ -31,8 +31,8 @@ import torch
 from flax import nnx
 
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import POSITIVE, gate
-from fedblend.local import WORK, Work
+from fedblend.checks import Positive
+from fedblend.local import Work
 from fedblend.models import softmax as named
 from fedblend.registry import algorithm
 
@@ -100,8 +100,7 @@ def plain(loss, work, *, factor: float = 1.0):
 
 
 @algorithm(sends=("update",))
-@gate(**WORK, factor=POSITIVE)
-def registered(loss, work: Work, *, factor: float = 2.0):
+def registered(loss, work: Work, *, factor: Positive = 2.0):
     return plain(loss, work, factor=factor)
 """
 

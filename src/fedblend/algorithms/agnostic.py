@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import draw
-from fedblend.checks import COUNT, NOT_NEGATIVE, gate
+from fedblend.checks import Count, NotNegative
 from fedblend.core import Algorithm, Loss, Up, Wire
-from fedblend.local import WORK, Work
+from fedblend.local import Work
 from fedblend.losses import objective
 from fedblend.registry import algorithm
 
@@ -52,8 +52,9 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
 
 
 @algorithm(sends=("update", "losses"), reads="losses")
-@gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
-def agnostic(loss: Loss, work: Work, *, clients: int, q_rate: float) -> Algorithm:
+def agnostic(
+    loss: Loss, work: Work, *, clients: Count, q_rate: NotNegative
+) -> Algorithm:
     """Descent in the model, ascent in the weights of the clients.
 
     Args:

@@ -33,7 +33,7 @@ arXiv:2003.13461.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +44,11 @@ from fedblend.algorithms.agnostic import weighed
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import part, per_client
 from fedblend.checks import (
-    ALPHA,
     COUNT,
-    FLAG,
-    NOT_NEGATIVE,
-    ByClient,
+    Alpha,
+    Count,
+    NotNegative,
     Number,
-    gate,
     optional,
     words,
 )
@@ -58,7 +56,6 @@ from fedblend.core import Algorithm, Batch, Down, Key, Loss, PyTree, Shard, Up
 from fedblend.errors import UserError
 from fedblend.local import (
     OPTIMIZER,
-    WORK,
     Optimizer,
     Work,
     descend,
@@ -67,19 +64,14 @@ from fedblend.local import (
     step_sum_of,
 )
 from fedblend.losses import gradient, objective
-from fedblend.mixing import MIXING, Mixing
+from fedblend.mixing import Mixing
 from fedblend.registry import STEP_BY_STEP, algorithm
 from fedblend.solvers import Solver
 
 Learn = Literal["step", "round", "fixed"]
 MOST_HELD_OUT = 0.9
 """The largest fraction of rows held out: every client keeps some for its models."""
-RULES = {
-    "alpha": ALPHA,
-    "learn": words(*get_args(Learn)),
-    "alpha_rate": optional(OPTIMIZER),
-    "held_out": Number(least=0, most=MOST_HELD_OUT),
-}
+
 """The rules of ``checks`` for arguments that say how alpha is learned."""
 HAND_BACK = optional(COUNT)
 
@@ -250,16 +242,15 @@ def gradients(loss: Loss, mix: Mixing = mixing.parameters) -> Gradients:
 
 
 @algorithm(new_client=STEP_BY_STEP._replace(options={"aggregated": True}))
-@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=MIXING, aggregated=FLAG)
 def apfl(
     loss: Loss,
     work: Work,
     *,
-    alpha: ByClient,
-    learn: Learn = "step",
-    alpha_rate: Optimizer | None = None,
-    held_out: float = 0.0,
-    hand_back: int | None = None,
+    alpha: Alpha,
+    learn: Annotated[Learn, words(*get_args(Learn))] = "step",
+    alpha_rate: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
+    held_out: Annotated[float, Number(least=0, most=MOST_HELD_OUT)] = 0.0,
+    hand_back: Annotated[int | None, HAND_BACK] = None,
     fresh: bool = False,
     mix: Mixing = mixing.parameters,
     local: Solver | None = None,
@@ -338,17 +329,16 @@ def apfl(
     new_client=STEP_BY_STEP._replace(build=apfl),
     reads="losses",
 )
-@gate(**WORK, **RULES, clients=COUNT, q_rate=NOT_NEGATIVE)
 def apfl_agnostic(
     loss: Loss,
     work: Work,
     *,
-    clients: int,
-    q_rate: float,
-    alpha: ByClient,
-    learn: Learn = "step",
-    alpha_rate: Optimizer | None = None,
-    held_out: float = 0.0,
+    clients: Count,
+    q_rate: NotNegative,
+    alpha: Alpha,
+    learn: Annotated[Learn, words(*get_args(Learn))] = "step",
+    alpha_rate: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
+    held_out: Annotated[float, Number(least=0, most=MOST_HELD_OUT)] = 0.0,
 ) -> Algorithm:
     """Agnostic APFL: APFL over the shared model of agnostic FL.
 

@@ -33,9 +33,9 @@ from fedblend import mixing, trees
 from fedblend.algorithms.apfl import Variables, gradients
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import per_client
-from fedblend.checks import ALPHA, COUNT, POSITIVE, ByClient, gate
+from fedblend.checks import COUNT, Alpha, Positive, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import WORK, Work, descend, resolve
+from fedblend.local import Work, descend, resolve
 
 
 class Average(NamedTuple):
@@ -89,9 +89,9 @@ class AveragedClient(NamedTuple):
     past: Average
 
 
-@gate(**WORK, alpha=ALPHA, shift=POSITIVE)
+@gate()
 def apfl_averaged(
-    loss: Loss, work: Work, *, alpha: ByClient, shift: float
+    loss: Loss, work: Work, *, alpha: Alpha, shift: Positive
 ) -> Algorithm:
     """APFL whose deployed models are averages over all local steps.
 

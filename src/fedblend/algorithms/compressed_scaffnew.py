@@ -33,7 +33,7 @@ optimization", Optimization, 2026, arXiv:2210.13277.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,12 +41,12 @@ import jax.numpy as jnp
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.scaffnew import Coin
-from fedblend.checks import COUNT, POSITIVE, Number, gate
+from fedblend.checks import COUNT, POSITIVE, Count, Number
 from fedblend.compress import common_mask
 from fedblend.compress.compressor import decode, encode
 from fedblend.compress.sparse import dealt
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up, Wire
-from fedblend.local import WORK, Work, descend_times, require_constant_rate
+from fedblend.local import Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
 from fedblend.theory import local_training as theory
@@ -76,9 +76,12 @@ class Sent(NamedTuple):
     everyone=True,
     new_client=NewClient(build=fedavg),
 )
-@gate(**WORK, clients=COUNT, copies=Number(whole=True, least=2))
 def compressed_scaffnew(
-    loss: Loss, work: Work, *, clients: int, copies: int
+    loss: Loss,
+    work: Work,
+    *,
+    clients: Count,
+    copies: Annotated[int, Number(whole=True, least=2)],
 ) -> Algorithm:
     """Local steps with control variates; each entry is sent by some clients.
 

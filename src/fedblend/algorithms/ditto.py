@@ -26,13 +26,13 @@ personalization", ICML 2021, arXiv:2012.04221.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedblend import keys, trees
 from fedblend.batches import per_client
-from fedblend.checks import ALGORITHM, NOT_NEGATIVE, ByClient, by_client, gate
+from fedblend.checks import NOT_NEGATIVE, ByClient, by_client
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.local import WORK, Work, descend
+from fedblend.local import Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -45,8 +45,13 @@ class DittoClient(NamedTuple):
 
 
 @algorithm(keys={"work": "personal"})
-@gate(**WORK, algorithm=ALGORITHM, lam=by_client(NOT_NEGATIVE))
-def ditto(algorithm: Algorithm, loss: Loss, work: Work, *, lam: ByClient) -> Algorithm:
+def ditto(
+    algorithm: Algorithm,
+    loss: Loss,
+    work: Work,
+    *,
+    lam: Annotated[ByClient, by_client(NOT_NEGATIVE)],
+) -> Algorithm:
     """The wrapped algorithm, and personal models pulled toward its shared model.
 
     Args:

@@ -29,8 +29,7 @@ Reference: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggreg
 for personalized federated learning", AAAI 2023, arXiv:2212.01197.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +38,19 @@ import optax
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import part
-from fedblend.checks import COUNT, NOT_NEGATIVE, PATHS, Number, gate, require_parts
+from fedblend.checks import (
+    PATHS,
+    Count,
+    NotNegative,
+    Number,
+    PartNames,
+    require_parts,
+)
 from fedblend.core import Algorithm, Loss, Needs, PyTree
-from fedblend.local import WORK, Epochs, Work, descend, local_update
+from fedblend.local import Epochs, Work, descend, local_update
 from fedblend.losses import gradient, objective
 from fedblend.registry import algorithm
 
-PART = Number(above=0, most=1)
 SETTLED = 0.01
 """The change of a weight in a pass below which it counts as settled."""
 
@@ -72,15 +77,14 @@ def _inside(updates: PyTree, weights: PyTree) -> PyTree:
 
 
 @algorithm()
-@gate(**WORK, head=PATHS, weight_rate=NOT_NEGATIVE, learn_on=PART, most=COUNT)
 def fedala(
     loss: Loss,
     work: Work,
     *,
-    head: Callable[[str], bool] | Sequence[str],
-    weight_rate: float = 1.0,
-    learn_on: float = 0.8,
-    most: int = 20,
+    head: PartNames,
+    weight_rate: NotNegative = 1.0,
+    learn_on: Annotated[float, Number(above=0, most=1)] = 0.8,
+    most: Count = 20,
 ) -> Algorithm:
     """FedAvg whose clients start between their own model and the shared one.
 

@@ -31,16 +31,16 @@ Reference: Bian, Wang, Zhang, Xu, "FedALT: federated fine-tuning through adaptiv
 training with rest-of-world LoRA", AAAI 2026, arXiv:2503.11880.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 
 from fedblend import trees
 from fedblend.algorithms.partial import partial
-from fedblend.checks import Number, gate
+from fedblend.checks import Number
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, from_params
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend
+from fedblend.local import Work, descend
 from fedblend.losses import objective
 from fedblend.registry import STEP_BY_STEP, algorithm
 
@@ -72,8 +72,9 @@ def own_adapter(loss: Loss, work: Work) -> Algorithm:
 
 
 @algorithm(form="pairs", new_client=STEP_BY_STEP._replace(build=own_adapter))
-@gate(**WORK, clients=Number(least=2, whole=True))
-def fedalt_lora(loss: Loss, work: Work, *, clients: int) -> Algorithm:
+def fedalt_lora(
+    loss: Loss, work: Work, *, clients: Annotated[int, Number(least=2, whole=True)]
+) -> Algorithm:
     """An adapter of each client's own, beside the frozen mean of all others' adapters.
 
     Args:

@@ -21,15 +21,13 @@ learning of deep networks from decentralized data", AISTATS 2017, arXiv:1602.056
 from functools import partial
 
 from fedblend import trees
-from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Needs, from_params, no_state
-from fedblend.local import WORK, Work, local_update, step_sum_of
+from fedblend.local import Work, local_update, step_sum_of
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
 
 @algorithm()
-@gate(**WORK)
 def fedavg(loss: Loss, work: Work) -> Algorithm:
     """Local steps at every client, averaged.
 

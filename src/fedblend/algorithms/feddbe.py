@@ -38,10 +38,10 @@ import optax
 from fedblend import trees
 from fedblend.algorithms.partial import partial
 from fedblend.batches import everything
-from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
+from fedblend.checks import NotNegative
 from fedblend.core import Algorithm, Batch, Loss, Up
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend, planned, resolve
+from fedblend.local import Work, descend, planned, resolve
 from fedblend.losses import gradient, objective
 from fedblend.mixing import Apply
 from fedblend.models.shifted import Shifted
@@ -63,8 +63,9 @@ def own_shift(loss: Loss, work: Work) -> Algorithm:
     form="shifted",
     new_client=STEP_BY_STEP._replace(build=own_shift),
 )
-@gate(**WORK, features=FUNCTION, kappa=NOT_NEGATIVE)
-def feddbe(loss: Loss, work: Work, *, features: Apply, kappa: float = 1.0) -> Algorithm:
+def feddbe(
+    loss: Loss, work: Work, *, features: Apply, kappa: NotNegative = 1.0
+) -> Algorithm:
     """A shared model, and a shift of its features for each client.
 
     Args:

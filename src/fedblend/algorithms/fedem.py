@@ -42,9 +42,8 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import everything
-from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Wire, from_params
-from fedblend.local import WORK, Work, local_update
+from fedblend.local import Work, local_update
 from fedblend.losses import gradient
 from fedblend.models.ensemble import models_only, of_one, require_ensemble, weighted
 from fedblend.registry import NewClient, algorithm
@@ -57,7 +56,6 @@ class FedEmClient(NamedTuple):
 
 
 @algorithm(form="ensemble", new_client=NewClient(visits=10, steps=None), reads="losses")
-@gate(**WORK)
 def fedem(loss: Loss, work: Work) -> Algorithm:
     """Shared models, and weights of them for each client, by expectation maximization.
 

@@ -24,9 +24,8 @@ import optax
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.local import OPTIMIZER, WORK, Work, resolve
+from fedblend.local import ServerOptimizer, Work, resolve
 from fedblend.registry import algorithm
 
 
@@ -40,9 +39,10 @@ class FedOptServer(NamedTuple):
     keys={"server_optimizer": "server"},
     defaults={"server": {"name": "adam", "rate": 0.01}},
 )
-@gate(**WORK, server_optimizer=OPTIMIZER)
 def fedopt(
-    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
+    loss: Loss,
+    work: Work,
+    server_optimizer: ServerOptimizer,
 ) -> Algorithm:
     """FedAvg with an optimizer at the server; ``fedopt(.., 1.0)`` is FedAvg.
 

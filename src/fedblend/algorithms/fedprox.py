@@ -20,16 +20,15 @@ from functools import partial
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import NOT_NEGATIVE, gate
+from fedblend.checks import NotNegative
 from fedblend.core import Algorithm, Loss
-from fedblend.local import WORK, Work, local_update
+from fedblend.local import Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
 
 @algorithm()
-@gate(**WORK, mu=NOT_NEGATIVE)
-def fedprox(loss: Loss, work: Work, *, mu: float) -> Algorithm:
+def fedprox(loss: Loss, work: Work, *, mu: NotNegative) -> Algorithm:
     """FedAvg with a proximal term; ``fedprox(.., mu=0)`` is FedAvg.
 
     Args:

@@ -20,18 +20,16 @@ on-device personalization", 2019, arXiv:1910.10252.
 from functools import partial
 
 from fedblend import keys
-from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.errors import UserError
-from fedblend.local import WORK_OR_NONE, Work, descend
+from fedblend.local import WorkOrNone, descend
 from fedblend.losses import gradient
 from fedblend.mixing import Neighbors
 from fedblend.registry import ADAPTS, algorithm
 
 
 @algorithm(keys={"work": "finetune"}, new_client=ADAPTS)
-@gate(**WORK_OR_NONE, algorithm=ALGORITHM)
-def finetune(algorithm: Algorithm, loss: Loss, work: Work) -> Algorithm:
+def finetune(algorithm: Algorithm, loss: Loss, work: WorkOrNone) -> Algorithm:
     """The wrapped algorithm, deployed after some local steps.
 
     Args:

@@ -33,7 +33,7 @@ arXiv:2111.11556.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,17 +41,12 @@ import numpy as np
 import optax
 
 from fedblend import keys, mixing, trees
-from fedblend.algorithms.compressed_scaffnew import compressed_scaffnew
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
-from fedblend.algorithms.locodl import locodl
 from fedblend.batches import per_client
 from fedblend.checks import (
-    ALPHA,
-    COUNT,
-    FUNCTION,
-    NOT_NEGATIVE,
     POSITIVE,
+    Alpha,
     ByClient,
     Number,
     by_client,
@@ -59,15 +54,13 @@ from fedblend.checks import (
     optional,
     words,
 )
-from fedblend.compress.compressor import COMPRESSOR, Compressor
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.errors import UserError
-from fedblend.local import OPTIMIZER, WORK, Work
+from fedblend.local import OPTIMIZER, Work
 from fedblend.losses import of
-from fedblend.mixing import MIXING, Mixing
+from fedblend.mixing import Mixing
 from fedblend.registry import OWN_MODEL, SOLVES, algorithm
-from fedblend.solvers import SOLVER, Solver
-from fedblend.theory import local_training as theory
+from fedblend.solvers import Solver
 from fedblend.theory.steps import dgd
 
 
@@ -79,22 +72,15 @@ class FlixClient(NamedTuple):
     inner: PyTree
 
 
-@gate(
-    **dict.fromkeys(("loss", "method"), FUNCTION),
-    alpha=ALPHA,
-    local=SOLVER,
-    mix=MIXING,
-    smooth=Number(least=0, clients=True),
-    average=words("minimizer", "stationary"),
-)
+@gate()
 def flix(
     loss: Loss,
     method: Callable[[Loss], Algorithm],
     *,
-    alpha: ByClient,
+    alpha: Alpha,
     local: Solver,
-    smooth: ByClient = 1.0,
-    average: str = "minimizer",
+    smooth: Annotated[ByClient, Number(least=0, clients=True)] = 1.0,
+    average: Annotated[str, words("minimizer", "stationary")] = "minimizer",
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
     """Any algorithm on the mixture of the shared model and each client's own model.
@@ -158,27 +144,18 @@ def flix(
     )
 
 
-RULES = {
-    **WORK,
-    "alpha": ALPHA,
-    "mix": MIXING,
-    "personal": SOLVER,
-    "server": optional(OPTIMIZER),
-    "smooth": by_client(POSITIVE),
-}
-
-
 @algorithm(sends=("update", OWN_MODEL), new_client=SOLVES)
-@gate(**RULES)
 def flix_local_steps(
     loss: Loss,
     work: Work,
     *,
-    alpha: ByClient,
+    alpha: Alpha,
     mix: Mixing = mixing.parameters,
     personal: Solver,
-    server: float | optax.GradientTransformation | None = None,
-    smooth: ByClient = 1.0,
+    server: Annotated[
+        float | optax.GradientTransformation | None, optional(OPTIMIZER)
+    ] = None,
+    smooth: Annotated[ByClient, by_client(POSITIVE)] = 1.0,
 ) -> Algorithm:
     """FLIX with local steps: FedAvg or FedOpt on the mixture, as a configuration states
     it.
@@ -227,16 +204,17 @@ def flix_local_steps(
     # One gradient of all rows per round.
     defaults={"rate": 0.5, "steps": 1, "batch_size": "all"},
 )
-@gate(**RULES)
 def flix_by_gradients(
     loss: Loss,
     work: Work,
     *,
-    alpha: ByClient,
+    alpha: Alpha,
     mix: Mixing = mixing.parameters,
     personal: Solver,
-    server: float | optax.GradientTransformation | None = None,
-    smooth: ByClient = 1.0,
+    server: Annotated[
+        float | optax.GradientTransformation | None, optional(OPTIMIZER)
+    ] = None,
+    smooth: Annotated[ByClient, by_client(POSITIVE)] = 1.0,
 ) -> Algorithm:
     """FLIX with one gradient of every client in a round.
 
@@ -265,156 +243,3 @@ def flix_by_gradients(
         server=server,
         smooth=smooth,
     )
-
-
-@algorithm(
-    sends=("update", OWN_MODEL),
-    new_client=SOLVES,
-    theory=theory.locodl,
-    coin=True,
-    encodes=True,
-    everyone=True,
-)
-@gate(
-    **WORK,
-    alpha=ALPHA,
-    mix=MIXING,
-    personal=SOLVER,
-    compressor=COMPRESSOR,
-    clients=COUNT,
-    moved=optional(POSITIVE),
-    masks=words("own", "one"),
-    smooth=by_client(POSITIVE),
-    convex=optional(by_client(NOT_NEGATIVE)),
-)
-def flix_locodl(
-    loss: Loss,
-    work: Work,
-    *,
-    alpha: ByClient,
-    mix: Mixing = mixing.parameters,
-    personal: Solver,
-    compressor: Compressor,
-    clients: int,
-    moved: float | None = None,
-    masks: str = "own",
-    smooth: ByClient | None = None,
-    convex: ByClient | None = None,
-) -> Algorithm:
-    """LoCoDL on FLIX: local steps, compressed messages and personal mixtures, exactly.
-
-    The problem is that of ``flix``, with x_i* the client's own minimizer of f_i::
-
-        min over shared of  1/n sum_i f_i(alpha_i shared + (1 - alpha_i) x_i*)
-
-    ``locodl`` solves it on the clients' losses at their mixtures, whose convexity is
-    ``alpha_i^2 mu_i``; half of the smallest of these is ``moved``. With alpha = 1 it is
-    LoCoDL from the mean of all x_i*.
-
-    Where this differs from the paper: it is on the objective of FLIX, which is ours.
-
-    Reference: Condat, Maranjyan, Richtárik, "LoCoDL: communication-efficient
-    distributed learning with local training and compression", ICLR 2025,
-    arXiv:2403.04348.
-
-    Args:
-        loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
-            makes one.
-        work: the constant rate of the local steps; the mean number of local steps in a
-            round, the same for all clients; the rows of a step.
-        alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``.
-        personal: how x_i* is found, from ``fedblend.solvers``.
-        compressor: unbiased compressor of every client's difference.
-        clients: n, the number of clients.
-        moved: see ``locodl``; None for half of the smallest ``alpha_i^2 mu_i``, if that
-            is known and above 0.
-        masks: see ``locodl``.
-        smooth: L_i, for the weights of x_avg; None where they are unknown.
-        convex: mu_i, for ``moved``; likewise.
-    """
-    mixed = None if convex is None else _array(alpha) ** 2 * _array(convex)
-    method = partial(
-        locodl,
-        work=work,
-        compressor=compressor,
-        clients=clients,
-        moved=moved,
-        convex=mixed,
-        masks=masks,
-    )
-    known: Any = 1.0 if smooth is None else smooth
-    return flix(loss, method, alpha=alpha, local=personal, smooth=known, mix=mix)
-
-
-def _array(value: ByClient) -> np.ndarray | jax.Array:
-    """The numbers as JAX would round them, in NumPy.
-
-    Reading a configuration builds the algorithm, and must not start JAX's devices.
-    """
-    if isinstance(value, jax.Array):
-        return value
-    return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
-
-
-@algorithm(
-    sends=("update", OWN_MODEL),
-    new_client=SOLVES,
-    theory=theory.compressed_scaffnew,
-    coin=True,
-    encodes=True,
-    everyone=True,
-)
-@gate(
-    **WORK,
-    alpha=ALPHA,
-    mix=MIXING,
-    personal=SOLVER,
-    clients=COUNT,
-    copies=Number(whole=True, least=2),
-    smooth=by_client(POSITIVE),
-)
-def flix_compressed_scaffnew(
-    loss: Loss,
-    work: Work,
-    *,
-    alpha: ByClient,
-    mix: Mixing = mixing.parameters,
-    personal: Solver,
-    clients: int,
-    copies: int,
-    smooth: ByClient | None = None,
-) -> Algorithm:
-    """CompressedScaffnew on FLIX: local steps, some of the entries, personal mixtures.
-
-    The problem is that of ``flix``, with x_i* the client's own minimizer of f_i::
-
-        min over shared of  1/n sum_i f_i(alpha_i shared + (1 - alpha_i) x_i*)
-
-    ``compressed_scaffnew`` solves it on the clients' losses at their mixtures, whose
-    smoothness is ``alpha_i^2 L_i``. With alpha = 1 it is CompressedScaffnew from the
-    mean of all x_i*; with ``copies = n``, Scafflix with equal ``alpha_i^2/gamma_i``.
-
-    Where this differs from the paper: it is on the objective of FLIX, which is ours.
-
-    Reference: Condat, Agarský, Richtárik, "CompressedScaffnew: the first theoretical
-    double acceleration of communication from local training and compression in
-    distributed optimization", Optimization, 2026, arXiv:2210.13277.
-
-    Args:
-        loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
-            makes one.
-        work: the constant rate of the local steps; the mean number of local steps in a
-            round, the same for all clients; the rows of a step.
-        alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``.
-        personal: how x_i* is found, from ``fedblend.solvers``.
-        clients: n, the number of clients.
-        copies: s, how many clients send each entry, from 2 to n.
-        smooth: L_i, for the weights of x_avg; None where they are unknown.
-    """
-    method = partial(compressed_scaffnew, work=work, clients=clients, copies=copies)
-    known: Any = 1.0 if smooth is None else smooth
-    made = flix(loss, method, alpha=alpha, local=personal, smooth=known, mix=mix)
-    # Where x_avg arrives with an error, the controls never sum to 0.
-    return made._replace(needs=made.needs._replace(exact="flix_locodl"))

@@ -28,23 +28,21 @@ deep networks", ICML 2017, arXiv:1703.03400.
 
 from functools import partial
 
-import optax
-
 from fedblend import keys, trees
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
 from fedblend.batches import draw
-from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import OPTIMIZER, WORK_OR_NONE, Work, descend
+from fedblend.local import ServerOptimizer, WorkOrNone, descend
 from fedblend.losses import gradient
 from fedblend.registry import ADAPTS, algorithm
 
 
 @algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
-@gate(**WORK_OR_NONE, server_optimizer=OPTIMIZER)
 def fomaml(
-    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
+    loss: Loss,
+    work: WorkOrNone,
+    server_optimizer: ServerOptimizer,
 ) -> Algorithm:
     """Train by the gradients after local steps; deploy the model after local steps.
 

@@ -41,10 +41,10 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import draw
-from fedblend.checks import FLAG, NOT_NEGATIVE, gate
+from fedblend.checks import NotNegative
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, from_params
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, planned
+from fedblend.local import Work, planned
 from fedblend.losses import objective
 from fedblend.registry import ADAPTS, algorithm
 from fedblend.solvers import newton_step, solve_system
@@ -82,14 +82,13 @@ def _by_kind(params: PyTree, level: Any, others: Any) -> jax.Array:
 
 
 @algorithm(sends=("update", "hessian"), new_client=ADAPTS, reads="second derivatives")
-@gate(**WORK, level=NOT_NEGATIVE, slopes=NOT_NEGATIVE, ridge=NOT_NEGATIVE, share=FLAG)
 def hierarchical(
     loss: Loss,
     work: Work,
     *,
-    level: float = 1.0,
-    slopes: float = 0.0,
-    ridge: float = 0.0,
+    level: NotNegative = 1.0,
+    slopes: NotNegative = 0.0,
+    ridge: NotNegative = 0.0,
     share: bool = True,
 ) -> Algorithm:
     """A shared model and own deviations, found by Newton's method.

@@ -30,9 +30,8 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import everything
-from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Needs, Up, Wire, from_params
-from fedblend.local import WORK, Work, local_update
+from fedblend.local import Work, local_update
 from fedblend.losses import gradient, objective
 from fedblend.models.ensemble import models_only, of_one, require_ensemble, weighted
 from fedblend.registry import SOLVES, algorithm
@@ -41,7 +40,6 @@ from fedblend.registry import SOLVES, algorithm
 @algorithm(
     sends=("update", "choice"), form="ensemble", new_client=SOLVES, reads="losses"
 )
-@gate(**WORK)
 def hypcluster(loss: Loss, work: Work) -> Algorithm:
     """Shared models, of which each client trains and deploys the one that fits best.
 

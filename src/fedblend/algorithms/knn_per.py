@@ -23,12 +23,19 @@ Reference: Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning throu
 memorization", ICML 2022, arXiv:2111.09360.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import everything, part
-from fedblend.checks import ALGORITHM, CHANCE, COUNT, FUNCTION, POSITIVE, Number, gate
+from fedblend.checks import (
+    Chance,
+    Count,
+    Number,
+    Positive,
+)
 from fedblend.core import Algorithm, Loss, Shard
 from fedblend.errors import UserError
 from fedblend.losses import objective
@@ -37,24 +44,15 @@ from fedblend.registry import SOLVES, algorithm
 
 
 @algorithm(form="neighbors", new_client=SOLVES, reads="losses")
-@gate(
-    algorithm=ALGORITHM,
-    loss=FUNCTION,
-    features=FUNCTION,
-    k=COUNT,
-    scale=POSITIVE,
-    held_out=CHANCE,
-    grid=Number(least=2, whole=True),
-)
 def knn_per(
     algorithm: Algorithm,
     loss: Loss,
     *,
     features: Apply,
-    k: int = 10,
-    scale: float = 1.0,
-    held_out: float = 0.2,
-    grid: int = 10,
+    k: Count = 10,
+    scale: Positive = 1.0,
+    held_out: Chance = 0.2,
+    grid: Annotated[int, Number(least=2, whole=True)] = 10,
 ) -> Algorithm:
     """The wrapped algorithm, deployed with the nearest rows of each client.
 

@@ -32,7 +32,7 @@ models", 2020, arXiv:2002.05516.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +41,16 @@ import optax
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.ditto import ditto
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import CHANCE, FUNCTION, NOT_NEGATIVE, Number, gate, words
+from fedblend.checks import (
+    Chance,
+    NotNegative,
+    Number,
+    gate,
+    words,
+)
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
 from fedblend.errors import UserError
-from fedblend.local import BATCH_SIZE, WORK, Scheduled, Work, descend_times
+from fedblend.local import BATCH_SIZE, Scheduled, Work, descend_times
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
 
@@ -67,14 +73,14 @@ class Tosses(NamedTuple):
     local: jax.Array
 
 
-@gate(loss=FUNCTION, rate=RATE, lam=NOT_NEGATIVE, p=CHANCE, batch_size=BATCH_SIZE)
+@gate()
 def l2gd(
     loss: Loss,
-    rate: float | jax.Array | Callable[[jax.Array], jax.Array],
+    rate: Annotated[float | jax.Array | Callable[[jax.Array], jax.Array], RATE],
     *,
-    lam: float,
-    p: float,
-    batch_size: int | None,
+    lam: NotNegative,
+    p: Chance,
+    batch_size: Annotated[int | None, BATCH_SIZE],
 ) -> Algorithm:
     """Local gradient steps and moves toward the mean, by a common coin.
 
@@ -142,8 +148,7 @@ def near(loss: Loss, work: Work, *, lam: float) -> Algorithm:
 
 
 @algorithm(name="l2gd", builder=l2gd, new_client=NewClient(build=near), everyone=True)
-@gate(**WORK, lam=NOT_NEGATIVE)
-def l2gd_by_steps(loss: Loss, work: Work, *, lam: float) -> Algorithm:
+def l2gd_by_steps(loss: Loss, work: Work, *, lam: NotNegative) -> Algorithm:
     """L2GD with p = 1 / steps.
 
     Args:

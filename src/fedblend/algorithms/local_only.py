@@ -14,9 +14,8 @@ initial parameters.
 from functools import partial
 from typing import NamedTuple
 
-from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree, Up, Wire, from_params
-from fedblend.local import WORK, Work, descend
+from fedblend.local import Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
 
@@ -28,7 +27,6 @@ class LocalClient(NamedTuple):
 
 
 @algorithm(sends=(), new_client=NewClient(whole_run=True))
-@gate(**WORK)
 def local_only(loss: Loss, work: Work) -> Algorithm:
     """Every client trains its own model.
 

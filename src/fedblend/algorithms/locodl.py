@@ -48,7 +48,7 @@ learning with local training and compression", ICLR 2025, arXiv:2403.04348.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,16 +62,16 @@ from fedblend.checks import (
     NOT_NEGATIVE,
     POSITIVE,
     ByClient,
+    Count,
     by_client,
-    gate,
     optional,
     words,
 )
 from fedblend.compress import common_mask
-from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
+from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up, Wire
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend_times, require_constant_rate
+from fedblend.local import Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
 from fedblend.theory import local_training as theory
@@ -120,23 +120,15 @@ class Sent(NamedTuple):
     everyone=True,
     new_client=NewClient(build=fedavg),
 )
-@gate(
-    **WORK,
-    compressor=COMPRESSOR,
-    clients=COUNT,
-    moved=optional(NOT_NEGATIVE),
-    convex=optional(by_client(NOT_NEGATIVE)),
-    masks=words("own", "one"),
-)
 def locodl(
     loss: Loss,
     work: Work,
     *,
     compressor: Compressor,
-    clients: int,
-    moved: float | None = None,
-    convex: ByClient | None = None,
-    masks: str = "own",
+    clients: Count,
+    moved: Annotated[float | None, optional(NOT_NEGATIVE)] = None,
+    convex: Annotated[ByClient | None, optional(by_client(NOT_NEGATIVE))] = None,
+    masks: Annotated[str, words("own", "one")] = "own",
     central: Central | None = None,
     weights: tuple[float, float] | None = None,
 ) -> Algorithm:

@@ -32,12 +32,12 @@ import jax.numpy as jnp
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import everything, part, per_client
-from fedblend.checks import ALPHA, PART, WHOLE, ByClient, gate
+from fedblend.checks import Alpha, Part, Whole
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend, local_update
+from fedblend.local import Work, descend, local_update
 from fedblend.losses import objective
-from fedblend.mixing import MIXING, Mixing
+from fedblend.mixing import Mixing
 from fedblend.registry import algorithm
 
 
@@ -49,14 +49,13 @@ class MapperClient(NamedTuple):
 
 
 @algorithm(reads="losses")
-@gate(**WORK, alpha=ALPHA, grid=WHOLE, held_out=PART, mix=MIXING)
 def mapper(
     loss: Loss,
     work: Work,
     *,
-    alpha: ByClient = 0.5,
-    grid: int = 11,
-    held_out: float = 0.2,
+    alpha: Alpha = 0.5,
+    grid: Whole = 11,
+    held_out: Part = 0.2,
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
     """A mixture of a shared and a personal model, weighted on held-out rows.

@@ -32,14 +32,13 @@ partial model personalization", ICML 2022, arXiv:2204.03809.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import optax
 
 from fedblend import keys, trees
-from fedblend.checks import PATHS, gate, optional, require_parts, words
+from fedblend.checks import PATHS, PartNames, optional, require_parts, words
 from fedblend.core import (
     Algorithm,
     Batch,
@@ -57,7 +56,6 @@ from fedblend.errors import UserError
 from fedblend.local import (
     OPTIMIZER,
     STEPS,
-    WORK,
     Optimizer,
     Steps,
     Work,
@@ -142,8 +140,6 @@ def together(
     return Up(delta, mean_gradient.shared), reached.personal
 
 
-Paths = Callable[[str], bool] | Sequence[str]
-"""Parameters by the names of parts of the model, or by a function of their paths."""
 PERSONAL_STEPS = dataclasses.replace(STEPS, least=0, optional=True)
 BY_STEP = STEP_BY_STEP._replace(options={"personal_steps": None})
 
@@ -155,21 +151,14 @@ class PartialClient(NamedTuple):
 
 
 @algorithm(keeps="personal", new_client=BY_STEP)
-@gate(
-    **WORK,
-    personal=PATHS,
-    order=words("alternate", "together"),
-    personal_steps=PERSONAL_STEPS,
-    personal_rate=optional(OPTIMIZER),
-)
 def partial(
     loss: Loss,
     work: Work,
     *,
-    personal: Paths,
-    order: str = "alternate",
-    personal_steps: Steps | None = None,
-    personal_rate: Optimizer | None = None,
+    personal: PartNames,
+    order: Annotated[str, words("alternate", "together")] = "alternate",
+    personal_steps: Annotated[Steps | None, PERSONAL_STEPS] = None,
+    personal_rate: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
 ) -> Algorithm:
     """A part of the model is shared, the rest stays with each client.
 

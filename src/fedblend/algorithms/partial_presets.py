@@ -6,21 +6,22 @@ Weights are uniform unless
 the run sets others; FedPer and LG-FedAvg weigh clients by their rows in their papers.
 """
 
+from typing import Annotated
+
 import jax
 
 from fedblend import trees
 from fedblend.algorithms.finetune import finetune
-from fedblend.algorithms.partial import Paths, partial
-from fedblend.checks import PATHS, gate, optional, words
+from fedblend.algorithms.partial import partial
+from fedblend.checks import PATHS, PartNames, optional, words
 from fedblend.core import Algorithm, Loss
-from fedblend.local import OPTIMIZER, STEPS, WORK, Optimizer, Steps, Work
+from fedblend.local import OPTIMIZER, Optimizer, Steps, Work
 from fedblend.losses import of
 from fedblend.registry import STEP_BY_STEP, NewClient, algorithm
 
 
 @algorithm(keeps="head", new_client=STEP_BY_STEP, preset_of="partial")
-@gate(**WORK, head=PATHS)
-def fedper(loss: Loss, work: Work, *, head: Paths) -> Algorithm:
+def fedper(loss: Loss, work: Work, *, head: PartNames) -> Algorithm:
     """FedPer: a shared body and personal heads, trained together.
 
     Args:
@@ -36,8 +37,7 @@ def fedper(loss: Loss, work: Work, *, head: Paths) -> Algorithm:
 
 
 @algorithm(keeps="body", new_client=STEP_BY_STEP, preset_of="partial")
-@gate(**WORK, body=PATHS)
-def lg_fedavg(loss: Loss, work: Work, *, body: Paths) -> Algorithm:
+def lg_fedavg(loss: Loss, work: Work, *, body: PartNames) -> Algorithm:
     """LG-FedAvg: personal bodies under a shared head, trained together.
 
     Args:
@@ -54,8 +54,7 @@ def lg_fedavg(loss: Loss, work: Work, *, body: Paths) -> Algorithm:
 
 
 @algorithm(keeps="normalization", new_client=STEP_BY_STEP, preset_of="partial")
-@gate(**WORK, normalization=PATHS)
-def fedbn(loss: Loss, work: Work, *, normalization: Paths) -> Algorithm:
+def fedbn(loss: Loss, work: Work, *, normalization: PartNames) -> Algorithm:
     """FedBN: all but the normalization layers is shared.
 
     Where this differs from the paper: models here have no batch statistics. What stays
@@ -75,8 +74,7 @@ def fedbn(loss: Loss, work: Work, *, normalization: Paths) -> Algorithm:
 
 
 @algorithm(keeps="biases", new_client=STEP_BY_STEP, preset_of="partial")
-@gate(**WORK, biases=PATHS)
-def bitfit(loss: Loss, work: Work, *, biases: Paths) -> Algorithm:
+def bitfit(loss: Loss, work: Work, *, biases: PartNames) -> Algorithm:
     """BitFit as a personal part: all but the biases is shared.
 
     Where this differs from the paper: that one trains biases alone, of a model that was
@@ -97,14 +95,13 @@ def bitfit(loss: Loss, work: Work, *, biases: Paths) -> Algorithm:
 @algorithm(
     keeps="personal", new_client=NewClient(steps="personal_steps"), preset_of="partial"
 )
-@gate(**WORK, personal=PATHS, personal_steps=STEPS, personal_rate=optional(OPTIMIZER))
 def fedalt(
     loss: Loss,
     work: Work,
     *,
-    personal: Paths,
+    personal: PartNames,
     personal_steps: Steps,
-    personal_rate: Optimizer | None = None,
+    personal_rate: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
 ) -> Algorithm:
     """FedAlt: any personal part, trained before the shared one in every round.
 
@@ -126,13 +123,12 @@ def fedalt(
 
 
 @algorithm(keeps="personal", new_client=STEP_BY_STEP, preset_of="partial")
-@gate(**WORK, personal=PATHS, personal_rate=optional(OPTIMIZER))
 def fedsim(
     loss: Loss,
     work: Work,
     *,
-    personal: Paths,
-    personal_rate: Optimizer | None = None,
+    personal: PartNames,
+    personal_rate: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
 ) -> Algorithm:
     """FedSim: any personal part, trained together with the shared one.
 
@@ -152,7 +148,6 @@ def fedsim(
 
 
 @algorithm(new_client=STEP_BY_STEP, form="factors", preset_of="partial")
-@gate(**WORK)
 def fedsa_lora(loss: Loss, work: Work) -> Algorithm:
     """FedSA-LoRA: of the factors of an adapter every A is shared, every B stays.
 
@@ -171,7 +166,6 @@ def fedsa_lora(loss: Loss, work: Work) -> Algorithm:
 
 
 @algorithm(form="factors", preset_of="partial", trains_kept=False)
-@gate(**WORK)
 def ffa_lora(loss: Loss, work: Work) -> Algorithm:
     """FFA-LoRA: of the factors of an adapter every B is shared, no A is ever trained.
 
@@ -191,8 +185,7 @@ def ffa_lora(loss: Loss, work: Work) -> Algorithm:
 
 
 @algorithm(keeps="head", new_client=NewClient(steps="head_steps"), preset_of="partial")
-@gate(**WORK, head=PATHS, head_steps=STEPS)
-def fedrep(loss: Loss, work: Work, *, head: Paths, head_steps: Steps) -> Algorithm:
+def fedrep(loss: Loss, work: Work, *, head: PartNames, head_steps: Steps) -> Algorithm:
     """FedRep: a shared body, and a head that stays with each client.
 
     The problem is ``min over body, head_1 .. head_n of 1/n sum_i f_i(body, head_i)``,
@@ -251,21 +244,14 @@ def fedrep(loss: Loss, work: Work, *, head: Paths, head_steps: Steps) -> Algorit
     preset_of="partial",
     trains_kept=False,
 )
-@gate(
-    **WORK,
-    head=PATHS,
-    tuning_steps=STEPS,
-    tuning_rate=optional(OPTIMIZER),
-    tuned=words("model", "head"),
-)
 def fedbabu(
     loss: Loss,
     work: Work,
     *,
-    head: Paths,
+    head: PartNames,
     tuning_steps: Steps,
-    tuning_rate: Optimizer | None = None,
-    tuned: str = "model",
+    tuning_rate: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
+    tuned: Annotated[str, words("model", "head")] = "model",
 ) -> Algorithm:
     """FedBABU: a shared body is trained under a head that never moves, then fine-tuned.
 

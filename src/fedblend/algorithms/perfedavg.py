@@ -29,15 +29,21 @@ guarantees: a model-agnostic meta-learning approach", NeurIPS 2020, arXiv:2002.0
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.finetune import finetune
-from fedblend.checks import NOT_NEGATIVE, POSITIVE, WHOLE, gate, words
+from fedblend.checks import (
+    NotNegative,
+    Positive,
+    Whole,
+    words,
+)
 from fedblend.core import Algorithm, Loss
-from fedblend.local import WORK, Work, local_update
+from fedblend.local import Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import ADAPTS, algorithm
 
@@ -65,17 +71,14 @@ HESSIAN = words(*_PRODUCTS)
     new_client=ADAPTS._replace(steps="adapt_steps", rate="inner_rate"),
     reads="second derivatives",
 )
-@gate(
-    **WORK, inner_rate=NOT_NEGATIVE, hessian=HESSIAN, delta=POSITIVE, adapt_steps=WHOLE
-)
 def perfedavg(
     loss: Loss,
     work: Work,
     *,
-    inner_rate: float,
-    hessian: str = "exact",
-    delta: float = 1e-3,
-    adapt_steps: int = 1,
+    inner_rate: NotNegative,
+    hessian: Annotated[str, HESSIAN] = "exact",
+    delta: Positive = 1e-3,
+    adapt_steps: Whole = 1,
 ) -> Algorithm:
     """FedAvg on the losses after one local step; deploy the model after such steps.
 

@@ -38,9 +38,9 @@ from fedblend import trees
 from fedblend.algorithms.ditto import ditto
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
-from fedblend.checks import COUNT, POSITIVE, gate
+from fedblend.checks import Count, Positive
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import WORK, Work, descend, planned, resolve
+from fedblend.local import Work, descend, planned, resolve
 from fedblend.losses import objective
 from fedblend.registry import NewClient, algorithm
 
@@ -63,17 +63,14 @@ def near(
     new_client=NewClient(steps="inner_steps", rate="inner_rate", build=near),
     defaults={"lam": 15.0, "inner_rate": 0.01},
 )
-@gate(
-    **WORK, lam=POSITIVE, inner_rate=POSITIVE, inner_steps=COUNT, server_rate=POSITIVE
-)
 def pfedme(
     loss: Loss,
     work: Work,
     *,
-    lam: float,
-    inner_rate: float,
-    inner_steps: int,
-    server_rate: float = 1.0,
+    lam: Positive,
+    inner_rate: Positive,
+    inner_steps: Count,
+    server_rate: Positive = 1.0,
 ) -> Algorithm:
     """Local steps on Moreau envelopes; clients deploy the inner minimizer.
 

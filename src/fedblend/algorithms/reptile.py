@@ -27,20 +27,18 @@ Reference: Nichol, Achiam, Schulman, "On first-order meta-learning algorithms", 
 arXiv:1803.02999.
 """
 
-import optax
-
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
-from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import OPTIMIZER, WORK, Work
+from fedblend.local import ServerOptimizer, Work
 from fedblend.registry import ADAPTS, algorithm
 
 
 @algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
-@gate(**WORK, server_optimizer=OPTIMIZER)
 def reptile(
-    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
+    loss: Loss,
+    work: Work,
+    server_optimizer: ServerOptimizer,
 ) -> Algorithm:
     """FedOpt, deployed after local steps; ``reptile(.., 1.0)`` trains as FedAvg does.
 

@@ -31,9 +31,9 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import PATHS, gate, require_parts
+from fedblend.checks import PATHS, require_parts
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.local import WORK, Work, local_update
+from fedblend.local import Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -58,7 +58,6 @@ def moved(round: jax.Array, change: PyTree) -> PyTree:
 
 
 @algorithm(form="factors")
-@gate(**WORK)
 def rolora(loss: Loss, work: Work) -> Algorithm:
     """FedAvg on one factor of every adapter at a time, B in even rounds, A in odd ones.
 

@@ -38,7 +38,7 @@ communication acceleration in federated learning", 2023, arXiv:2305.13170.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,23 +48,20 @@ from fedblend.algorithms.flix import flix
 from fedblend.algorithms.scaffnew import scaffnew
 from fedblend.batches import per_client
 from fedblend.checks import (
-    ALPHA,
     COUNT,
-    FLAG,
-    FUNCTION,
     NOT_NEGATIVE,
     POSITIVE,
+    Alpha,
     ByClient,
     by_client,
-    gate,
 )
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.errors import UserError
 from fedblend.local import Work, descend_times, is_theory, own_rates
 from fedblend.losses import gradient
-from fedblend.mixing import MIXING, Mixing
+from fedblend.mixing import Mixing
 from fedblend.registry import OWN_MODEL, SOLVES, algorithm
-from fedblend.solvers import SOLVER, Solver
+from fedblend.solvers import Solver
 from fedblend.theory import local_training as theory
 from fedblend.theory.local_training import scafflix_rates
 
@@ -88,26 +85,16 @@ class ScafflixClient(NamedTuple):
     coin=True,
     everyone=True,
 )
-@gate(
-    loss=FUNCTION,
-    work=own_rates,
-    alpha=ALPHA,
-    mix=MIXING,
-    personal=SOLVER,
-    longer=FLAG,
-    smooth=by_client(POSITIVE),
-    convex=by_client(NOT_NEGATIVE),
-)
 def scafflix(
     loss: Loss,
-    work: Work,
+    work: Annotated[Work, own_rates],
     *,
-    alpha: ByClient,
+    alpha: Alpha,
     mix: Mixing = mixing.parameters,
     personal: Solver,
     longer: bool = False,
-    smooth: ByClient | None = None,
-    convex: ByClient | None = None,
+    smooth: Annotated[ByClient | None, by_client(POSITIVE)] = None,
+    convex: Annotated[ByClient | None, by_client(NOT_NEGATIVE)] = None,
 ) -> Algorithm:
     """FLIX by local steps with control variates, as many as a common coin says.
 

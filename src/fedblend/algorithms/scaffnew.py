@@ -38,9 +38,9 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
-from fedblend.checks import COUNT, POSITIVE, gate, is_traced
+from fedblend.checks import COUNT, POSITIVE, is_traced
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
-from fedblend.local import WORK, Work, descend_times, require_constant_rate
+from fedblend.local import Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -62,7 +62,6 @@ class Coin(NamedTuple):
 
 
 @algorithm(everyone=True)
-@gate(**WORK)
 def scaffnew(loss: Loss, work: Work) -> Algorithm:
     """Local steps with control variates, as many as a common coin says.
 

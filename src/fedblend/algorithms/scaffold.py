@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import POSITIVE, gate
+from fedblend.checks import Positive
 from fedblend.core import Algorithm, Loss, Needs, PyTree
-from fedblend.local import WORK, Work, local_update
+from fedblend.local import Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -37,8 +37,7 @@ class ScaffoldClient(NamedTuple):
 
 
 @algorithm(sends=("update", "gradients"))
-@gate(**WORK, server_rate=POSITIVE)
-def scaffold(loss: Loss, work: Work, *, server_rate: float = 1.0) -> Algorithm:
+def scaffold(loss: Loss, work: Work, *, server_rate: Positive = 1.0) -> Algorithm:
     """Local steps corrected by control variates, which both sides send.
 
     Args:

@@ -25,16 +25,16 @@ at many clients: Horváth, Kovalev, Mishchenko, Richtárik, Stich, "Stochastic d
 learning with gradient quantization and variance reduction", 2019, arXiv:1904.05115.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import everything
-from fedblend.checks import Number, gate
+from fedblend.checks import Number
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.local import WORK, Work, local_update
+from fedblend.local import Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -47,8 +47,9 @@ class SvrgClient(NamedTuple):
 
 
 @algorithm()
-@gate(**WORK, refresh=Number(above=0, most=1))
-def svrg(loss: Loss, work: Work, *, refresh: float) -> Algorithm:
+def svrg(
+    loss: Loss, work: Work, *, refresh: Annotated[float, Number(above=0, most=1)]
+) -> Algorithm:
     """FedAvg with variance-reduced minibatch gradients.
 
     Args:

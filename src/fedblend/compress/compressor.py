@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
-from fedblend.checks import Instance, Lengths
+from fedblend.checks import OF_TYPE, Instance, Lengths
 from fedblend.core import Key, PyTree, Shard
 
 
@@ -51,6 +51,7 @@ class Compressor(NamedTuple):
 
 
 COMPRESSOR = Instance(Compressor, "a Compressor")
+OF_TYPE[Compressor] = COMPRESSOR
 
 
 @jax.tree_util.register_dataclass

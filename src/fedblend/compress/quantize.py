@@ -8,7 +8,7 @@ not finite either, so that the receiver can refuse it.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,10 @@ class Scaled(NamedTuple):
     codes: jax.Array
 
 
-@gate(levels=Number(least=1, most=_MOST_LEVELS, whole=True))
-def dithering(levels: int) -> Compressor:
+@gate()
+def dithering(
+    levels: Annotated[int, Number(least=1, most=_MOST_LEVELS, whole=True)],
+) -> Compressor:
     """Random dithering (QSGD): entries rounded at random to multiples of |x|/levels.
 
     Unbiased, omega = min(dim/levels^2, sqrt(dim)/levels). A client sends a sign and a

@@ -3,14 +3,14 @@
 """Compressors that send some entries of a vector: identity, rand-k, top-k, perm-k."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedblend.batches import per_client
-from fedblend.checks import COUNT, by_client, gate, words
+from fedblend.checks import COUNT, Count, by_client, gate, words
 from fedblend.compress.compressor import Compressor, pack, unpack, width_of
 from fedblend.core import Key, PyTree, Ragged, Shard
 from fedblend.errors import UserError
@@ -34,8 +34,12 @@ def identity() -> Compressor:
     )
 
 
-@gate(k=by_client(COUNT), places=words("shared", "seed", "sent"))
-def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
+@gate()
+def rand_k(
+    k: Annotated[int | np.ndarray, by_client(COUNT)],
+    *,
+    places: Annotated[str, words("shared", "seed", "sent")] = "shared",
+) -> Compressor:
     """``k`` entries chosen at random, scaled by dim/k: unbiased, omega = dim/k - 1.
 
     Args:
@@ -85,8 +89,8 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
     )
 
 
-@gate(k=by_client(COUNT))
-def top_k(k: int | np.ndarray) -> Compressor:
+@gate()
+def top_k(k: Annotated[int | np.ndarray, by_client(COUNT)]) -> Compressor:
     """The ``k`` entries of largest absolute value; biased, delta = k/dim.
 
     ``k`` is at most dim; an array over clients where they differ. Clients send values
@@ -109,8 +113,8 @@ def top_k(k: int | np.ndarray) -> Compressor:
     return Compressor(compress, decompress, delta=delta, name=f"top_k({k})")
 
 
-@gate(clients=COUNT)
-def perm_k(clients: int) -> Callable[[Key], Compressor]:
+@gate()
+def perm_k(clients: Count) -> Callable[[Key], Compressor]:
     """Perm-k: each of n clients sends its own n-th of the entries, scaled by n.
 
     All clients and the server use one permutation a round. The result maps a round's
@@ -153,8 +157,8 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
     return compressor
 
 
-@gate(clients=COUNT, copies=COUNT)
-def dealt(clients: int, copies: int, seed: jax.Array) -> Compressor:
+@gate()
+def dealt(clients: Count, copies: Count, seed: jax.Array) -> Compressor:
     """Every entry at ``copies`` of n clients, which scale it by n/copies.
 
     The entries are dealt out in order, each ``copies`` times, to clients in the random

@@ -35,7 +35,7 @@ defenses for distributed learning", NeurIPS 2019, arXiv:1902.06156.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.batches import per_client
-from fedblend.checks import ALGORITHM, MASK, Number, gate, words
+from fedblend.checks import MASK, Number, words
 from fedblend.core import Algorithm, Key, PyTree, is_ragged
 from fedblend.registry import transform
 from fedblend.transforms._compose import delta_of, with_inner_state
@@ -63,18 +63,12 @@ class ByzantineClient(NamedTuple):
 
 
 @transform()
-@gate(
-    algorithm=ALGORITHM,
-    attack=words(*FACTORS),
-    attackers=MASK,
-    factor=Number(optional=True),
-)
 def byzantine(
     algorithm: Algorithm,
-    attack: str,
+    attack: Annotated[str, words(*FACTORS)],
     *,
-    attackers: np.ndarray | jax.Array | Sequence[bool],
-    factor: float | None = None,
+    attackers: Annotated[np.ndarray | jax.Array | Sequence[bool], MASK],
+    factor: Annotated[float | None, Number(optional=True)] = None,
 ) -> Algorithm:
     """The wrapped algorithm, some of whose clients send something else.
 

@@ -7,12 +7,13 @@ and a key to the gradient there, exact or on a random batch.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 
 from fedblend import trees
 from fedblend.batches import draw
-from fedblend.checks import COUNT, FUNCTION, gate, optional
+from fedblend.checks import COUNT, gate, optional
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.losses import gradient
 
@@ -20,8 +21,10 @@ Central = Callable[[PyTree, Shard | None, Key], PyTree]
 """``central(params, rows, key)``: the gradient of f_c, or an estimate of it."""
 
 
-@gate(loss=FUNCTION, batch_size=optional(COUNT))
-def on_rows(loss: Loss, batch_size: int | None = None) -> Central:
+@gate()
+def on_rows(
+    loss: Loss, batch_size: Annotated[int | None, optional(COUNT)] = None
+) -> Central:
     """A loss on the server's rows.
 
     Args:
@@ -43,7 +46,7 @@ def on_rows(loss: Loss, batch_size: int | None = None) -> Central:
     return central
 
 
-@gate(function=FUNCTION)
+@gate()
 def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
     """A function of the parameters alone, such as a penalty of embeddings."""
 

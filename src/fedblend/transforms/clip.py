@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import trees
-from fedblend.checks import ALGORITHM, FRACTION, POSITIVE, gate
+from fedblend.checks import Fraction, Positive
 from fedblend.core import Algorithm, PyTree, Up
 from fedblend.registry import transform
 from fedblend.transforms._compose import (
@@ -39,8 +39,7 @@ from fedblend.transforms._compose import (
 
 
 @transform()
-@gate(algorithm=ALGORITHM, norm=POSITIVE)
-def clip(algorithm: Algorithm, norm: float) -> Algorithm:
+def clip(algorithm: Algorithm, norm: Positive) -> Algorithm:
     """The wrapped algorithm with updates clipped at a fixed norm.
 
     Args:
@@ -58,9 +57,12 @@ def clip(algorithm: Algorithm, norm: float) -> Algorithm:
 
 
 @transform()
-@gate(algorithm=ALGORITHM, norm=POSITIVE, quantile=FRACTION, rate=POSITIVE)
 def adaptive_clip(
-    algorithm: Algorithm, norm: float, *, quantile: float = 0.5, rate: float = 0.2
+    algorithm: Algorithm,
+    norm: Positive,
+    *,
+    quantile: Fraction = 0.5,
+    rate: Positive = 0.2,
 ) -> Algorithm:
     """The wrapped algorithm with updates clipped at a quantile of their norms.
 

@@ -26,9 +26,9 @@ import jax
 import numpy as np
 
 from fedblend import compress, trees
-from fedblend.checks import ALGORITHM, COUNT, FUNCTION, gate
+from fedblend.checks import Count
 from fedblend.compress import common_mask as masks
-from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
+from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree
 from fedblend.errors import UserError
 from fedblend.registry import transform
@@ -43,7 +43,6 @@ from fedblend.transforms._compose import (
 
 
 @transform(encodes=True)
-@gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed updates.
 
@@ -68,7 +67,6 @@ def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
 
 @transform(encodes=True)
-@gate(algorithm=ALGORITHM, compressor=COMPRESSOR, how=FUNCTION)
 def common_mask(
     algorithm: Algorithm,
     compressor: Compressor,
@@ -123,8 +121,7 @@ PURPOSE = "permuted"
 
 
 @transform(encodes=True)
-@gate(algorithm=ALGORITHM, clients=COUNT)
-def perm_k(algorithm: Algorithm, *, clients: int) -> Algorithm:
+def perm_k(algorithm: Algorithm, *, clients: Count) -> Algorithm:
     """Perm-k updates: together the clients send every entry once.
 
     Wraps an algorithm. The server sends a common seed with every message, from which
@@ -175,7 +172,6 @@ class Ef21Server(NamedTuple):
 
 
 @transform(encodes=True)
-@gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """EF21: error feedback, which makes biased compressors such as top-k converge.
 

@@ -26,7 +26,7 @@ Reference: Mishchenko, Gorbunov, Takáč, Richtárik, "Distributed learning with
 gradient differences", 2019, arXiv:1901.09269.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +34,8 @@ from jax.core import Tracer
 
 from fedblend import trees
 from fedblend.batches import entry_of
-from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
-from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
+from fedblend.checks import ByClient, Number, words
+from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree, Ragged
 from fedblend.registry import transform
 from fedblend.transforms._compose import (
@@ -62,18 +62,14 @@ class DianaServer(NamedTuple):
 
 
 @transform(encodes=True)
-@gate(
-    algorithm=ALGORITHM,
-    compressor=COMPRESSOR,
-    rate=Number(above=0, most=1, clients=True, optional=True),
-    start=words("zero", "first"),
-)
 def diana(
     algorithm: Algorithm,
     compressor: Compressor,
     *,
-    rate: ByClient | None = None,
-    start: str = "zero",
+    rate: Annotated[
+        ByClient | None, Number(above=0, most=1, clients=True, optional=True)
+    ] = None,
+    start: Annotated[str, words("zero", "first")] = "zero",
 ) -> Algorithm:
     """The wrapped algorithm with compressed differences to a memory.
 

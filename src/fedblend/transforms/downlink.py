@@ -24,8 +24,7 @@ ICML 2023, arXiv:2209.15218.
 from typing import NamedTuple
 
 from fedblend import trees
-from fedblend.checks import ALGORITHM, gate
-from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
+from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree
 from fedblend.registry import transform
 from fedblend.transforms._compose import warn_of_feedback, with_inner_state
@@ -46,7 +45,6 @@ class DownlinkServer(NamedTuple):
 
 
 @transform()
-@gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed broadcasts.
 

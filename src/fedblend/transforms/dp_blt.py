@@ -30,9 +30,15 @@ in federated learning systems", EMNLP 2024, arXiv:2408.08868.
 """
 
 from functools import partial
+from typing import Annotated
 
 from fedblend import keys
-from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate, words
+from fedblend.checks import (
+    Count,
+    NotNegative,
+    Positive,
+    words,
+)
 from fedblend.core import Algorithm
 from fedblend.registry import transform
 from fedblend.theory.blt import STRATEGY, Blt
@@ -42,22 +48,14 @@ from fedblend.transforms.noise import SOURCES
 
 
 @transform()
-@gate(
-    algorithm=ALGORITHM,
-    clip=POSITIVE,
-    noise=NOT_NEGATIVE,
-    cohort=COUNT,
-    strategy=STRATEGY,
-    noise_from=words(*SOURCES),
-)
 def dp_blt(
     algorithm: Algorithm,
     *,
-    clip: float,
-    noise: float,
-    cohort: int,
-    strategy: Blt,
-    noise_from: str = "system",
+    clip: Positive,
+    noise: NotNegative,
+    cohort: Count,
+    strategy: Annotated[Blt, STRATEGY],
+    noise_from: Annotated[str, words(*SOURCES)] = "system",
 ) -> Algorithm:
     """The wrapped algorithm with clipped updates and noise that cancels over rounds.
 

@@ -35,16 +35,17 @@ McMahan, Ramaswamy, "Differentially private learning with adaptive clipping", Ne
 2021, arXiv:1905.03871.
 """
 
+from typing import Annotated
+
 import jax
 
 from fedblend import keys, trees
 from fedblend.checks import (
-    ALGORITHM,
-    COUNT,
     FRACTION,
     NOT_NEGATIVE,
-    POSITIVE,
-    gate,
+    Count,
+    NotNegative,
+    Positive,
     is_traced,
     optional,
     words,
@@ -58,26 +59,16 @@ from fedblend.transforms.noise import SOURCES, add_noise
 
 
 @transform()
-@gate(
-    algorithm=ALGORITHM,
-    clip=POSITIVE,
-    noise=NOT_NEGATIVE,
-    cohort=COUNT,
-    quantile=optional(FRACTION),
-    rate=POSITIVE,
-    count_noise=optional(NOT_NEGATIVE),
-    noise_from=words(*SOURCES),
-)
 def dp_fedavg(
     algorithm: Algorithm,
     *,
-    clip: float,
-    noise: float,
-    cohort: int,
-    quantile: float | None = None,
-    rate: float = 0.2,
-    count_noise: float | None = None,
-    noise_from: str = "system",
+    clip: Positive,
+    noise: NotNegative,
+    cohort: Count,
+    quantile: Annotated[float | None, optional(FRACTION)] = None,
+    rate: Positive = 0.2,
+    count_noise: Annotated[float | None, optional(NOT_NEGATIVE)] = None,
+    noise_from: Annotated[str, words(*SOURCES)] = "system",
 ) -> Algorithm:
     """The wrapped algorithm with clipped updates and noise on their sum.
 

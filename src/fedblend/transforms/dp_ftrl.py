@@ -38,11 +38,18 @@ learning without sampling or shuffling", ICML 2021, arXiv:2103.00039; the tree i
 Dwork, Naor, Pitassi, Rothblum, STOC 2010, and Chan, Shi, Song, ICALP 2010.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
 from fedblend import keys
-from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate, words
+from fedblend.checks import (
+    Count,
+    NotNegative,
+    Positive,
+    words,
+)
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.registry import transform
 from fedblend.transforms._correlated_noise import with_noisy_sums
@@ -50,22 +57,14 @@ from fedblend.transforms.noise import NO_NAME, SOURCES, add_noise, add_tree_nois
 
 
 @transform()
-@gate(
-    algorithm=ALGORITHM,
-    clip=POSITIVE,
-    noise=NOT_NEGATIVE,
-    cohort=COUNT,
-    tree=COUNT,
-    noise_from=words(*SOURCES),
-)
 def dp_ftrl(
     algorithm: Algorithm,
     *,
-    clip: float,
-    noise: float,
-    cohort: int,
-    tree: int,
-    noise_from: str = "system",
+    clip: Positive,
+    noise: NotNegative,
+    cohort: Count,
+    tree: Count,
+    noise_from: Annotated[str, words(*SOURCES)] = "system",
 ) -> Algorithm:
     """The wrapped algorithm with clipped updates and tree noise on sums over rounds.
 

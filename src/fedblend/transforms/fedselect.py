@@ -40,12 +40,13 @@ arXiv:2208.09432.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from fedblend.batches import everything
-from fedblend.checks import ALGORITHM, WHOLE, gate
+from fedblend.checks import Whole
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard, Wire
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
@@ -56,13 +57,12 @@ from fedblend.transforms._sparse_rows import entries_touched as entries_touched
 
 
 @transform(encodes=True)
-@gate(algorithm=ALGORITHM, federated_data=FEDERATED_DATA, always=WHOLE)
 def fedselect(
     algorithm: Algorithm,
-    federated_data: FederatedData,
+    federated_data: Annotated[FederatedData, FEDERATED_DATA],
     *,
     rows: Mapping[str, Sequence[str]],
-    always: int = 0,
+    always: Whole = 0,
 ) -> Algorithm:
     """The wrapped algorithm, with messages that hold the rows that a client uses.
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.checks import ALGORITHM, POSITIVE, gate
+from fedblend.checks import Positive
 from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
 from fedblend.transforms._compose import is_encoded
@@ -33,10 +33,9 @@ from fedblend.transforms.noise import perturb
 
 
 @transform()
-@gate(algorithm=ALGORITHM, clip=POSITIVE)
 def local_dp(
     algorithm: Algorithm,
-    clip: float,
+    clip: Positive,
     refusal: Callable[[str], Exception] = ValueError,
 ) -> Algorithm:
     """The algorithm, whose clients send nothing but updates of at most this norm.

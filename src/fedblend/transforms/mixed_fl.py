@@ -58,14 +58,18 @@ learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedblend import keys, trees
-from fedblend.checks import ALGORITHM, COUNT, FLAG, FUNCTION, gate, optional, words
+from fedblend.checks import (
+    Count,
+    optional,
+    words,
+)
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Aggregate, Algorithm, Down, Key, PyTree, Shard, Up
 from fedblend.local import OPTIMIZER, Optimizer, resolve
@@ -96,25 +100,16 @@ class Sent(NamedTuple):
 
 
 @transform()
-@gate(
-    algorithm=ALGORITHM,
-    central=FUNCTION,
-    how=words("parallel", "one_way", "two_way"),
-    steps=COUNT,
-    optimizer=optional(OPTIMIZER),
-    merge_optimizer=OPTIMIZER,
-    upload=FLAG,
-)
 def mixed_fl(
     algorithm: Algorithm,
     central: Central,
     *,
-    how: str,
+    how: Annotated[str, words("parallel", "one_way", "two_way")],
     weights: tuple[float, float] = (0.5, 0.5),
-    steps: int = 1,
-    optimizer: Optimizer | None = None,
+    steps: Count = 1,
+    optimizer: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
     merge: Merge | None = None,
-    merge_optimizer: Optimizer = 1.0,
+    merge_optimizer: Annotated[Optimizer, OPTIMIZER] = 1.0,
     upload: bool = False,
     compressor: Compressor | None = None,
 ) -> Algorithm:

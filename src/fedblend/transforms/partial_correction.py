@@ -20,14 +20,12 @@ from collections.abc import Sequence
 import jax
 
 from fedblend import trees
-from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Down
 from fedblend.registry import transform
 from fedblend.transforms._sparse_rows import named
 
 
 @transform()
-@gate(algorithm=ALGORITHM)
 def partial_correction(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     """The wrapped algorithm, whose server sends its gradient of these parameters alone.
 

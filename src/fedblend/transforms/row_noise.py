@@ -31,7 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.checks import FUNCTION, NOT_NEGATIVE, POSITIVE, gate
+from fedblend.checks import (
+    NotNegative,
+    Positive,
+    gate,
+)
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.losses import HiddenLoss
 from fedblend.transforms.noise import on_host, perturb
@@ -142,8 +146,8 @@ def _copies(index: jax.Array) -> jax.Array:
     return (right - left).astype(float)
 
 
-@gate(loss=FUNCTION, clip=POSITIVE, noise=NOT_NEGATIVE)
-def row_noise(loss: Loss, clip: float, noise: float) -> RowNoise:
+@gate()
+def row_noise(loss: Loss, clip: Positive, noise: NotNegative) -> RowNoise:
     """The loss with gradients that hide single rows.
 
     Args:

@@ -25,7 +25,7 @@ Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 20
 arXiv:2003.13461; code: MLOPTPSU/FedTorch and google/fedjax on GitHub.
 """
 
-from typing import get_args
+from typing import Annotated, get_args
 
 import jax
 import jax.numpy as jnp
@@ -41,18 +41,22 @@ from fedblend.algorithms.apfl import (
 )
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import per_client
-from fedblend.checks import ALPHA, NOT_NEGATIVE, ByClient, gate, words
+from fedblend.checks import NOT_NEGATIVE, Alpha, gate, words
 from fedblend.core import Algorithm, Batch, Down, Key, Loss, Shard, Up
-from fedblend.local import WORK, Work, step_sum_of
+from fedblend.local import Work, step_sum_of
 from fedblend.losses import gradient, objective
 
 SHRINKAGE = 0.02
 """FedTorch's pull of v's weight to 0."""
 
 
-@gate(**WORK, alpha=ALPHA, learn=words(*get_args(Learn)))
+@gate()
 def apfl_fedtorch(
-    loss: Loss, work: Work, *, alpha: ByClient, learn: Learn = "round"
+    loss: Loss,
+    work: Work,
+    *,
+    alpha: Alpha,
+    learn: Annotated[Learn, words(*get_args(Learn))] = "round",
 ) -> Algorithm:
     """APFL as in FedTorch, with plain SGD.
 
@@ -101,8 +105,8 @@ def apfl_fedtorch(
     )
 
 
-@gate(**WORK, alpha=ALPHA)
-def apfl_fedjax(loss: Loss, work: Work, *, alpha: ByClient) -> Algorithm:
+@gate()
+def apfl_fedjax(loss: Loss, work: Work, *, alpha: Alpha) -> Algorithm:
     """APFL as in FedJAX; arguments as of ``fb.apfl``."""
 
     def mix(alphas, shared, personal):
