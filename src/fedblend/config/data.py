@@ -36,9 +36,9 @@ from fedblend.data.federated import (
 )
 from fedblend.data.partition.partition import Partition, as_arrays, divide
 from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.readers.checks import index_like, tells_target, wild_scales
 from fedblend.data.readers.read import read, read_new_rows
 from fedblend.data.shards import dataset_in, open_shards
-from fedblend.data.warnings import index_like, tells_target, wild_scales
 from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 

@@ -17,9 +17,9 @@ from fedblend.data.dataset import (
     MissingDataError,
     Size,
     dataset,
-    intact,
+    require,
 )
-from fedblend.data.download import find, open_unpacked, public_set
+from fedblend.data.download import find, public_set
 
 _SETS = {
     "a6a": ("Adult incomes, 122 features", 11220, "CC BY 4.0 (UCI Adult)"),
@@ -62,7 +62,7 @@ def libsvm(
         raise MissingDataError(
             f"libsvm: {name!r} is neither a file nor one of {', '.join(_SETS)}"
         )
-    labels, inputs = _parse(path, features, np.dtype(dtype))
+    labels, inputs = _read(path, features, np.dtype(dtype))
     classes, targets = np.unique(labels, return_inverse=True)
     if len(classes) != 2:
         raise DataError(
@@ -88,32 +88,19 @@ for _name, (_summary, _rows, _license) in _SETS.items():
     _register(partial(libsvm, _name))
 
 
-def _parse(
+def _read(
     path: Path, features: int | None, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """The labels and the dense inputs."""
-    with intact(path, "cannot be read as text or .bz2"), open_unpacked(path) as file:
-        lines = file.read().splitlines()
-    lines = [
-        line for line in (line.partition(b"#")[0] for line in lines) if line.strip()
-    ]
-    if not lines:
-        raise DataError(f"{path}: there are no rows")
-    entries = np.array([line.count(b":") for line in lines])
+    reader = require("sklearn.datasets", "libsvm", "scikit-learn")
     try:
-        numbers = np.array(b" ".join(lines).replace(b":", b" ").split(), np.float64)
-    except ValueError as error:
-        raise DataError(f"{path}: is not LIBSVM text: {error}") from None
-    starts = np.cumsum(2 * entries + 1) - (2 * entries + 1)
-    if len(numbers) != (2 * entries + 1).sum():
-        raise DataError(f"{path}: is not LIBSVM text: lines of label index:value ...")
-    labels = numbers[starts]
-    pairs = np.delete(numbers, starts).reshape(-1, 2)
-    index = pairs[:, 0].astype(np.int64)
-    width = int(features or index.max(initial=1))
-    if index.size and (index.min() < 1 or index.max() > width):
-        wrong = index.min() if index.min() < 1 else index.max()
-        raise DataError(f"{path}: feature {wrong} is not in 1..{width}")
-    inputs = np.zeros((len(lines), width), dtype)
-    inputs[np.repeat(np.arange(len(lines)), entries), index - 1] = pairs[:, 1]
-    return labels, inputs
+        inputs, labels = reader.load_svmlight_file(
+            str(path), n_features=features, dtype=dtype, zero_based=False
+        )
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(
+            f"{path}: is not LIBSVM text, lines of label index:value ...: {error}"
+        ) from None
+    if not len(labels):
+        raise DataError(f"{path}: there are no rows")
+    return labels, inputs.toarray()

@@ -23,7 +23,7 @@ import numpy as np
 from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.columns import PERIODS, Column
 from fedblend.data.preprocess.schema import Columns, Schema
-from fedblend.data.warnings import listed
+from fedblend.data.readers.checks import listed
 
 FARTHEST = 10.0
 """Deviations from the mean; a value that is farther away is clipped."""

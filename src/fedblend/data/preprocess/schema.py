@@ -23,7 +23,7 @@ from fedblend.data.preprocess.columns import (
     read_as,
     words_of,
 )
-from fedblend.data.warnings import ALL_DIFFER, names_an_id
+from fedblend.data.readers.checks import ALL_DIFFER, names_an_id
 from fedblend.errors import hint
 
 Columns = Mapping[str, np.ndarray]

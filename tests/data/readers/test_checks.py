@@ -7,8 +7,8 @@ import pytest
 
 from fedblend.data import datasets
 from fedblend.data.dataset import Dataset
+from fedblend.data.readers.checks import index_like, leaks, tells_target, wild_scales
 from fedblend.data.readers.read import read
-from fedblend.data.warnings import index_like, leaks, tells_target, wild_scales
 
 ROWS = 40
 DRAW = np.random.default_rng(0)

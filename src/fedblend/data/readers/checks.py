@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings of inputs that training goes through with, but badly."""
+"""Inputs of a dataset that training goes through with, but badly: warnings."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -47,23 +47,17 @@ def index_like(dataset: Dataset) -> Iterator[str]:
         differ = [one for one in dataset.schema.kept if one.why == ALL_DIFFER]
         found = [f"{one.name!r} ({ALL_DIFFER})" for one in differ]
     elif inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.floating):
-        found = _plain_ids(dataset)
+        whole = np.flatnonzero((inputs == np.rint(inputs)).all(axis=0))
+        for column in whole.tolist():
+            if _all_different(inputs[:, column]):
+                found.append(f"{_named(dataset, column)} ({ALL_DIFFER})")
+            elif dataset.columns and names_an_id(dataset.columns[column]):
+                found.append(f"{_named(dataset, column)} (by its name)")
     if found:
         yield (
             f"inputs that look like an index or an id: {listed(found)}; leave them "
             "out with drop, or name the columns that are meant in inputs"
         )
-
-
-def _plain_ids(dataset: Dataset) -> list[str]:
-    inputs, found = dataset.rows[0], []
-    for column in np.flatnonzero((inputs == np.rint(inputs)).all(axis=0)).tolist():
-        name = dataset.columns[column] if dataset.columns else None
-        if _all_different(inputs[:, column]):
-            found.append(f"{_named(dataset, column)} ({ALL_DIFFER})")
-        elif name is not None and names_an_id(name):
-            found.append(f"{_named(dataset, column)} (by its name)")
-    return found
 
 
 def tells_target(dataset: Dataset) -> Iterator[str]:
@@ -86,29 +80,18 @@ def leaks(dataset: Dataset) -> dict[str, str]:
     the rank correlation of numbers.
     """
     inputs, targets = dataset.rows
-    kinds = ("classes", "binary", "regression")
-    if not dataset.columns or dataset.kind not in kinds or targets.ndim != 1:
+    measure = _MEASURES.get(dataset.kind)
+    if not dataset.columns or measure is None or targets.ndim != 1:
         return {}
     some = slice(None, None, max(len(inputs) // MOST_ROWS, 1))
     inputs, targets, found = np.asarray(inputs[some]), targets[some], {}
-    for place, name in enumerate(dataset.columns):
-        known = ~np.isnan(inputs[:, place])
-        values, wanted = inputs[known, place], targets[known]
-        if known.sum() < LEAST_ROWS or known.mean() <= 0.5 or np.ptp(values) == 0:
+    for name, values in zip(dataset.columns, inputs.T, strict=True):
+        known = ~np.isnan(values)
+        if known.sum() < LEAST_ROWS or known.mean() <= 0.5:
             continue
-        if dataset.kind == "regression" and np.allclose(values, wanted, rtol=1e-6):
-            found[name] = "equals it"
-            continue
-        measure, value, telling = _MEASURES[dataset.kind](values, wanted)
-        if telling:
-            found[name] = f"{measure} {value:.4g}"
-    return found
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """The ranks of numbers from 1; equal ones have their mean rank."""
-    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[codes]
+        if np.ptp(values[known]) > 0:
+            found[name] = measure(values[known], targets[known])
+    return {name: how for name, how in found.items() if how}
 
 
 def _groups(values: np.ndarray) -> np.ndarray | None:
@@ -118,15 +101,21 @@ def _groups(values: np.ndarray) -> np.ndarray | None:
     return codes if len(different) <= most else None
 
 
-def _mean_target(values: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
-    """The mean target of the rows with the same value, where there are few values."""
+def _by_value(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The mean target of the rows with the same value; many values stay themselves."""
     codes = _groups(values)
     if codes is None:
-        return None
+        return values
     return (np.bincount(codes, targets) / np.bincount(codes))[codes]
 
 
-def _by_classes(values: np.ndarray, targets: np.ndarray) -> tuple[str, float, bool]:
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The ranks of numbers from 1; equal ones have their mean rank."""
+    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[codes]
+
+
+def _tell_classes(values: np.ndarray, targets: np.ndarray) -> str:
     codes, rows = _groups(values), len(values)
     if codes is None:  # by the class of the row with the next smaller value
         ordered = targets[np.argsort(values, kind="stable")]
@@ -136,37 +125,40 @@ def _by_classes(values: np.ndarray, targets: np.ndarray) -> tuple[str, float, bo
         np.add.at(counts, (codes, targets), 1)
         right = counts.max(axis=1).sum()
     usual = np.bincount(targets).max()
-    return "accuracy", right / rows, right - usual > TELLING * (rows - usual) > 0
+    telling = right - usual > TELLING * (rows - usual) > 0
+    return f"accuracy {right / rows:.4g}" if telling else ""
 
 
-def _by_two_classes(values: np.ndarray, targets: np.ndarray) -> tuple[str, float, bool]:
-    means = _mean_target(values, targets)
-    ranks = _ranks(values if means is None else means)
-    ones, zeros = int(targets.sum()), int((1 - targets).sum())
+def _tell_two_classes(values: np.ndarray, targets: np.ndarray) -> str:
+    ones = int(targets.sum())
+    zeros = len(targets) - ones
     if min(ones, zeros) < LEAST_OF_CLASS:
-        return "AUC", 0.5, False
+        return ""
+    ranks = _ranks(_by_value(values, targets))
     auc = (ranks[targets == 1].mean() - (ones + 1) / 2) / zeros
-    return "AUC", max(auc, 1 - auc), max(auc, 1 - auc) > TELLING
+    auc = max(auc, 1 - auc)
+    return f"AUC {auc:.4g}" if auc > TELLING else ""
 
 
-def _by_numbers(values: np.ndarray, targets: np.ndarray) -> tuple[str, float, bool]:
-    if np.ptp(targets) == 0:
-        return "R^2", 0.0, False
-    means = _mean_target(values, targets)
-    if means is not None and np.ptp(means) == 0:
-        return "R^2", 0.0, False
-    straight = np.corrcoef(values if means is None else means, targets)[0, 1] ** 2
-    ranks = np.corrcoef(_ranks(values), _ranks(targets))[0, 1]
+def _tell_numbers(values: np.ndarray, targets: np.ndarray) -> str:
+    if np.allclose(values, targets, rtol=1e-6):
+        return "equals it"
+    means = _by_value(values, targets)
+    if np.ptp(targets) == 0 or np.ptp(means) == 0:
+        return ""
+    straight = np.corrcoef(means, targets)[0, 1] ** 2
     if straight > TELLING:
-        return "R^2", straight, True
-    return "rank correlation", ranks, bool(abs(ranks) > TELLING)
+        return f"R^2 {straight:.4g}"
+    ranks = np.corrcoef(_ranks(values), _ranks(targets))[0, 1]
+    return f"rank correlation {ranks:.4g}" if abs(ranks) > TELLING else ""
 
 
-_MEASURES = {
-    "classes": _by_classes,
-    "binary": _by_two_classes,
-    "regression": _by_numbers,
+_MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], str]] = {
+    "classes": _tell_classes,
+    "binary": _tell_two_classes,
+    "regression": _tell_numbers,
 }
+"""By kind of targets: how a column alone tells them; empty where it does not."""
 
 
 def names_an_id(name: str) -> bool:
@@ -198,16 +190,17 @@ def wild_scales(dataset: Dataset) -> Iterator[str]:
         mean[column] = np.abs(rows[:, column]).mean(dtype=np.float64)
     wild = (most > LARGEST) | (mean > LARGE)
     usual = most[~wild].max(initial=1.0)
-    large = np.flatnonzero(wild)
-    small = np.flatnonzero((most > 0) & (most < usual / LARGEST))
+    descending, ascending = (np.argsort(s * most, kind="stable") for s in (-1, 1))
     too_large = [
         f"{_named(dataset, column)} up to {most[column]:.4g} ({mean[column]:.3g} on "
         "average)"
-        for column in large[np.argsort(-most[large], kind="stable")]
+        for column in descending
+        if wild[column]
     ]
     too_small = [
         f"{_named(dataset, column)} at most {most[column]:.3g}"
-        for column in small[np.argsort(most[small], kind="stable")]
+        for column in ascending
+        if 0 < most[column] < usual / LARGEST
     ]
     parts = [listed(found) for found in (too_large, too_small) if found]
     if parts:
