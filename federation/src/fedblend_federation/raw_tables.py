@@ -3,8 +3,8 @@
 """Raw tables on nodes: what the columns are, what nodes tell of them, what comes back.
 
 ``data.raw`` of the configuration states the columns. Each node that agrees sends the
-statistics of its training rows (``data.preprocess.statistics``) with its description,
-and gets the preprocessing that the statistics of all nodes make, with the terms.
+statistics of its training rows (``data.preprocess``) with its description, and gets the
+preprocessing that the statistics of all nodes make, with the terms.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from fedblend.config.schema.tables import Nodes
 from fedblend.data.dataset import DataError, Dataset, task_of
 from fedblend.data.federated import Shards
 from fedblend.data.preprocess.columns import Column, Kind
-from fedblend.data.preprocess.preprocessing import Preprocessing
-from fedblend.data.preprocess.schema import Schema
-from fedblend.data.preprocess.statistics import (
+from fedblend.data.preprocess.preprocessing import (
+    Preprocessing,
     Statistics,
+    client_statistics,
     sizes,
-    statistics_of_encoded,
 )
-from fedblend.data.preprocess.statistics import finish as finish
+from fedblend.data.preprocess.preprocessing import finish as finish
+from fedblend.data.preprocess.schema import Schema
 from fedblend.errors import ConfigError
 
 KINDS: dict[str, Kind] = {
@@ -100,7 +100,7 @@ def data_of_nodes(dataset: Dataset, clients: int) -> str:
 
 def described(schema: Schema, train: Shards) -> dict[str, list[float]]:
     """The statistics of a node's training rows, for its description."""
-    found = statistics_of_encoded(schema, train.rows(0)[0])._asdict()
+    found = client_statistics(schema, train.rows(0)[0])._asdict()
     return {name: found[name].tolist() for name in sizes(schema)}
 
 

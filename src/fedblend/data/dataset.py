@@ -15,6 +15,8 @@ Images are float32 in [0, 1], four bytes a pixel: MNIST takes 220 MB, all of CIF
 740 MB, and federated data is one copy.
 """
 
+import bz2
+import gzip
 import importlib
 import inspect
 import lzma
@@ -24,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -49,6 +51,7 @@ Rows = tuple[np.ndarray, np.ndarray]
 _MALFORMED = (LookupError, TypeError, ValueError, RuntimeError, SyntaxError)
 _BROKEN_OFF = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _NO_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile)
+_OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 
 
 class DataError(InputError):
@@ -333,6 +336,15 @@ def intact(path: Path, problem: str) -> Iterator[None]:
         raise
     except (*_MALFORMED, *_BROKEN_OFF, *_NO_ARCHIVE):
         raise DataError(f"{path}: {problem}") from None
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    """A file for reading: the content of a .xz, .bz2 or .gz file, or the file itself.
+
+    An unfinished download, ``.part``, is read as what it will be.
+    """
+    opened = _OPENERS.get(Path(path.name.removesuffix(".part")).suffix)
+    return path.open("rb") if opened is None else cast(IO[bytes], opened(path))
 
 
 def require(module: str, purpose: str, package: str = "", extra: str = "data") -> Any:

@@ -8,10 +8,7 @@ A download goes to a ``.part`` file, resumes where it broke off, is checked, and
 then gets its name: a file under its name is complete.
 """
 
-import bz2
-import gzip
 import hashlib
-import lzma
 import os
 import ssl
 import tomllib
@@ -21,9 +18,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
-from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.dataset import DataError, MissingDataError, open_unpacked
 from fedblend.errors import hint
 
 Progress = Callable[[int, int | None], None]
@@ -32,7 +29,6 @@ Progress = Callable[[int, int | None], None]
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 _BROKEN = (TimeoutError, ConnectionError, ssl.SSLError, HTTPException, ValueError)
-_OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 
 
 class PublicFile(NamedTuple):
@@ -141,15 +137,6 @@ def find_either(name: str, chosen: str | None, *files: str) -> Path:
     if not path.is_file():
         raise MissingDataError(f"{name}: {path}: no such file")
     return path
-
-
-def open_unpacked(path: Path) -> IO[bytes]:
-    """A file for reading: the content of a .xz, .bz2 or .gz file, or the file itself.
-
-    An unfinished download, ``.part``, is read as what it will be.
-    """
-    opened = _OPENERS.get(Path(path.name.removesuffix(".part")).suffix)
-    return path.open("rb") if opened is None else cast(IO[bytes], opened(path))
 
 
 def is_intact(file: PublicFile, path: Path) -> bool:

@@ -16,9 +16,8 @@ import numpy as np
 from fedblend.checks import CHANCE, PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
 from fedblend.data.dataset import DataError, generator
-from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.preprocess.preprocessing import Preprocessing, fit
 from fedblend.data.preprocess.schema import Encoded, Schema
-from fedblend.data.preprocess.statistics import fit_encoded
 from fedblend.data.row_numbers import PARTITION, require_one_owner, row_numbers
 from fedblend.errors import UserError
 
@@ -172,7 +171,7 @@ def fit_preprocessing(schema: Schema, data: FederatedData) -> Preprocessing:
         data: clients whose inputs are columns as encoded by the schema.
     """
     clients = [data.train.rows(client)[0] for client in range(data.clients)]
-    return fit_encoded(schema, clients)
+    return fit(schema, clients)
 
 
 def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:

@@ -35,8 +35,8 @@ from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
 from fedblend.data.partition.partitioners import by_key
+from fedblend.data.preprocess.preprocessing import fit
 from fedblend.data.preprocess.schema import Columns, schema_of
-from fedblend.data.preprocess.statistics import fit_encoded
 from fedblend.data.readers.tables import complete_numbers, read_table
 from fedblend.errors import UserError
 from fedblend.local import BATCH_SIZE, OPTIMIZER, STEPS, Work
@@ -103,7 +103,7 @@ class _Federated(BaseEstimator):
         parts = by_key(ids).rows
         if self._schema is not None:
             encoded = [inputs[rows] for rows in parts]
-            self.preprocessing_ = fit_encoded(self._schema, encoded)
+            self.preprocessing_ = fit(self._schema, encoded)
             inputs = self.preprocessing_.transform_encoded(inputs)
         for name, rule in RULES.items():
             rule(f"{type(self).__name__}: {name}", getattr(self, name))

@@ -9,11 +9,16 @@ import random
 import numpy as np
 import pytest
 
+from fedblend.data import preprocess
 from fedblend.data.dataset import DataError
-from fedblend.data.preprocess import Preprocessing, fit, schema_of
+from fedblend.data.preprocess import Preprocessing, schema_of
 
 DRAW = np.random.default_rng(0)
 ROWS = 400
+
+
+def fit(schema, clients):
+    return preprocess.fit(schema, [schema.encode(columns) for columns in clients])
 
 
 def objects(values) -> np.ndarray:

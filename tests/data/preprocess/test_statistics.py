@@ -10,18 +10,22 @@ import pytest
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from fedblend.data.preprocess.schema import schema_of
-from fedblend.data.preprocess.statistics import (
+from fedblend.data import preprocess
+from fedblend.data.preprocess.preprocessing import (
     Statistics,
     client_statistics,
     finish,
-    fit,
     sizes,
 )
+from fedblend.data.preprocess.schema import schema_of
 
 ROWS = 600
 SIZES = (1, 2, 7, 590)
 """Uneven clients."""
+
+
+def fit(schema, clients):
+    return preprocess.fit(schema, [schema.encode(columns) for columns in clients])
 
 
 def objects(values) -> np.ndarray:
@@ -120,7 +124,7 @@ def test_the_order_of_clients_and_an_empty_client_do_not_matter(columns):
 
 def test_what_leaves_a_client_are_means(columns):
     schema = schema_of(columns)
-    own = client_statistics(schema, columns)
+    own = client_statistics(schema, schema.encode(columns))
     assert isinstance(own, Statistics) and own.rows == ROWS
     parts = own._asdict()
     assert parts.pop("rows") == ROWS

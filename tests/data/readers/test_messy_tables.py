@@ -274,7 +274,7 @@ def test_too_large_and_infinite_numbers_are_missing():
     columns = {"x": values, "word": ["a", "b"] * 15}
     dataset = read(columns, target=["p", "q", "r"] * 10)
     assert dataset.schema is not None
-    fitted = fit(dataset.schema, [read_table(columns).columns])
+    fitted = fit(dataset.schema, [dataset.schema.encode(read_table(columns).columns)])
     assert fitted.fitted[0].mean == 2.0
     assert np.isfinite(fitted.transform(read_table(columns).columns)).all()
 

@@ -33,8 +33,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedblend.checks import COUNT, Number, gate
-from fedblend.data.dataset import DataError, Dataset, Rows, Size, dataset, intact
-from fedblend.data.download import find_either, open_unpacked
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Rows,
+    Size,
+    dataset,
+    intact,
+    open_unpacked,
+)
+from fedblend.data.download import find_either
 from fedblend.data.tokenizer import PADDING as PADDING
 from fedblend.data.tokenizer import cut, from_texts, load_tokenizer
 

@@ -27,8 +27,15 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedblend.checks import COUNT, gate
-from fedblend.data.dataset import DataError, Dataset, Size, dataset, intact
-from fedblend.data.download import find_either, open_unpacked
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Size,
+    dataset,
+    intact,
+    open_unpacked,
+)
+from fedblend.data.download import find_either
 from fedblend_reproductions.datasets.characters import (
     OTHER,
     WINDOWS,

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend.data.dataset import Dataset, MissingDataError, Size, dataset
 from fedblend.data.download import find_either
-from fedblend.data.readers.files import opened
+from fedblend.data.readers.arrays import opened
 
 _DIGITS = "0123456789"
 _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

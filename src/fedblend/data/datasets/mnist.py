@@ -9,12 +9,11 @@ lost MNIST digits" (NeurIPS 2019). Clothes in the same format: Xiao, Rasul, Voll
 (2017, arXiv:1708.07747).
 """
 
-import gzip
 from pathlib import Path
 
 import numpy as np
 
-from fedblend.data.dataset import Dataset, Size, dataset, intact
+from fedblend.data.dataset import Dataset, Size, dataset, intact, open_unpacked
 from fedblend.data.download import find
 
 _TYPES = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
@@ -84,7 +83,7 @@ def _writers(part: str, rows: int) -> np.ndarray:
 def _read_idx(path: Path) -> np.ndarray:
     """The array in a gzipped idx file: magic number, shape, numbers."""
     problem = "is not a complete gzipped idx file; delete it and get it again"
-    with intact(path, problem), gzip.open(path) as file:
+    with intact(path, problem), open_unpacked(path) as file:
         content = file.read()
         kind = _TYPES[content[2]]
         axes = content[3]

@@ -20,7 +20,7 @@ from fedblend.data.dataset import (
     generator,
 )
 from fedblend.data.federated import FederatedData, federate, fit_preprocessing
-from fedblend.data.readers.files import opened
+from fedblend.data.readers.arrays import opened
 
 _FORMAT = "fedblend partition 1"
 

@@ -165,41 +165,41 @@ def _numbers(numbers: np.ndarray, style: str = "", remark: str = "") -> Found:
 def _texts(factors: Factors) -> Found:
     """Texts that may be truth values, numbers or dates."""
     texts, counts = [values.word(value) for value in factors.values], factors.counts
+    if not texts:
+        return Found("text", factors.lookup([]))
     lowered = {text.lower() for text in texts}
     if len(lowered) == 2 and lowered & values.TRUE and lowered & values.FALSE:
         return Found("boolean", _looked_up(factors, values.truth, ""))
-    tried: list[tuple[Kind, tuple[str, ...]]] = [
-        ("number", values.NUMBER_STYLES),
-        ("date", values.DATE_STYLES),
-    ]
-    for kind, styles in tried:
-        if not texts:
-            break
-        read = READERS[kind]
-        style, share, others = values.best_style(read, styles, factors.values, counts)
-        if share < MIXED:
-            continue
-        numbers = _looked_up(factors, read, style)
-        different = len(np.unique(numbers[~np.isnan(numbers)]))
-        if share < 1 and different < LEAST_NUMBERS:
-            continue
-        odd = np.isnan([read(value, style) for value in factors.values])
+    tried: dict[Kind, tuple[str, ...]] = {
+        "number": values.NUMBER_STYLES,
+        "date": values.DATE_STYLES,
+    }
+    for kind, styles in tried.items():
+        style, read, others = values.best_style(
+            READERS[kind], styles, factors.values, counts
+        )
+        odd = np.isnan(read)
         bounds = ~odd & [values.is_bound(value) for value in factors.values]
-        if counts[bounds].sum() > MOST_BOUNDS * counts.sum():
+        numbers = _usable(factors.lookup(read))
+        different = len(np.unique(numbers[~np.isnan(numbers)]))
+        if (
+            counts[~odd].sum() < MIXED * counts.sum()
+            or (odd.any() and different < LEAST_NUMBERS)
+            or counts[bounds].sum() > MOST_BOUNDS * counts.sum()
+        ):
             continue
-        remark = "" if style in ("plain", "iso") else f"read {_shown(style)}"
+        remarks = [] if style in ("plain", "iso") else [f"read {_shown(style)}"]
         if others:
-            remark += f" (they would fit {_shown(others[0])}, too)"
-        remarks = [remark] if remark else []
+            first = remarks[0] if remarks else ""
+            remarks = [f"{first} (they would fit {_shown(others[0])}, too)"]
         for some, meant in ((bounds, "their number"), (odd, "missing")):
             if some.any():
                 example = texts[int(np.flatnonzero(some)[0])]
                 number = counts[some].sum()
                 remarks.append(f"{number} texts such as {example!r:.30} as {meant}")
-        remark = ", ".join(remarks)
         if kind == "number":
-            return _numbers(numbers, style, remark)
-        return Found(kind, numbers, style, remark=remark)
+            return _numbers(numbers, style, ", ".join(remarks))
+        return Found(kind, numbers, style, remark=", ".join(remarks))
     numbers, words = _words(factors)
     return Found("text", numbers, words=words)
 

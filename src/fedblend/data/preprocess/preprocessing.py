@@ -10,12 +10,30 @@
 - A category has an input that is 1. One that no training row has is unknown: it shares
   the input of the rare ones, or has 0 everywhere. Where it is missing, it is the most
   frequent one, unless an input says that it is missing.
+
+The statistics of training rows are means, and only means. Every client computes means
+over its own rows, and the statistics are means of these, weighted by rows. So clients
+that never pool their rows, such as the nodes of a federation, find the same
+preprocessing::
+
+    preprocessing = fit(schema, [schema.encode(columns) for columns in clients])
+
+For each column these are the fraction of rows with a value, and the mean of the value
+with its variance, or the fraction of each category. A client's variance is around its
+own mean, which is exact for values that are large compared to their deviation. Around
+the mean of all clients m, a client with mean m_i and variance v_i has v_i + (m_i - m)^2
+(Chan, Golub and LeVeque 1983).
+
+A few values far out would ruin mean and variance of a column. So a client first moves
+them to a bound around its own median, in median absolute deviations. Other values, and
+so the statistics of columns without such values, are not changed.
 """
 
 import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +56,12 @@ _IN_SHORT = {
     "date": "dates",
 }
 _FORMAT = "fedblend preprocessing 1"
+_CONSTANT = 8 * float(np.finfo(np.float64).eps)
+"""A deviation relative to the mean that is rounding, and no deviation."""
+_NORMAL = 1.4826
+"""The deviation of a normal distribution in median absolute deviations."""
+_LEAST_VALUES, _FEW = 5, 20
+"""Values that have a median absolute deviation; so few make the bound twice as far."""
 
 
 class Fitted(NamedTuple):
@@ -258,3 +282,116 @@ def _fitted(stored: Mapping[str, Any], column: Column) -> Fitted:
     if len(shares) != (len(column.categories) + 1) * (column.encoding == "one_hot"):
         raise ValueError("shares")
     return Fitted(present, mean, deviation, shares)
+
+
+class Statistics(NamedTuple):
+    """Means over the rows of one client, all float64."""
+
+    rows: int
+    """How many rows: the weight of the means."""
+    present: np.ndarray
+    """The fraction of rows with a value, of every kept column."""
+    mean: np.ndarray
+    """Over the rows that have it, of every quantity; 0 where no row does."""
+    rest: np.ndarray
+    """What rounding leaves out of that mean."""
+    variance: np.ndarray
+    """Around that mean, of every quantity."""
+    shares: np.ndarray
+    """The fractions of all columns of categories, one column after another."""
+
+
+def client_statistics(schema: Schema, encoded: np.ndarray) -> Statistics:
+    """The statistics of one client's training rows, as the schema encodes them."""
+    rows, known = max(len(encoded), 1), ~np.isnan(encoded)
+    quantities, categories = _places(schema)
+    counted = known[:, quantities]
+    counts = np.maximum(counted.sum(axis=0), 1)
+    values = _without_outliers(np.asarray(encoded[:, quantities]), counts)
+    mean = np.where(counted, values, 0.0).sum(axis=0) / counts
+    away = np.where(counted, values - mean, 0.0)
+    rest = away.sum(axis=0) / counts
+    variance = np.maximum((away**2).sum(axis=0) / counts - rest**2, 0.0)
+    shares = [
+        np.bincount(encoded[known[:, place], place].astype(np.int64), minlength=size)
+        for place, size in categories.items()
+    ]
+    return Statistics(
+        len(encoded),
+        known.sum(axis=0) / rows,
+        mean,
+        rest,
+        variance,
+        np.concatenate([*shares, np.empty(0)]) / rows,
+    )
+
+
+def _without_outliers(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Columns with values far out moved to a bound; ``counts`` of them are not NaN."""
+    if not len(values):
+        return values
+    middle = _median(values, counts)
+    deviation = _NORMAL * _median(np.abs(values - middle), counts)
+    bound = FARTHEST * (1 + _FEW / counts) * deviation
+    # More than half of the values are the same: nothing says what is far out.
+    bound[(counts < _LEAST_VALUES) | ~(deviation > 0)] = np.inf
+    return np.clip(values, middle - bound, middle + bound)
+
+
+def _median(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The lower median of each column; NaN are sorted last."""
+    return np.take_along_axis(np.sort(values, axis=0), (counts[None] - 1) // 2, 0)[0]
+
+
+def sizes(schema: Schema) -> dict[str, int]:
+    """How many numbers each part of ``Statistics`` but the rows has."""
+    quantities, categories = _places(schema)
+    return {
+        "present": len(schema.kept),
+        "mean": len(quantities),
+        "rest": len(quantities),
+        "variance": len(quantities),
+        "shares": sum(categories.values()),
+    }
+
+
+def finish(schema: Schema, clients: Sequence[Statistics]) -> Preprocessing:
+    """The preprocessing of the statistics of all clients."""
+    rows = np.array([one.rows for one in clients], np.float64)
+    weights = rows / max(rows.sum(), 1.0)
+    present, means, rests, variances, shares = (
+        np.stack(parts) for parts in zip(*(one[1:] for one in clients), strict=True)
+    )
+    quantities, categories = _places(schema)
+    # Clients count by the rows that have a value.
+    having = weights[:, None] * present[:, quantities]
+    having = having / np.maximum(having.sum(axis=0), np.finfo(np.float64).tiny)
+    near = (having * means).sum(axis=0)
+    away = (means - near) + rests
+    shift = (having * away).sum(axis=0)
+    mean = near + shift
+    deviation = np.sqrt((having * (variances + (away - shift) ** 2)).sum(axis=0))
+    deviation[deviation <= _CONSTANT * np.abs(mean)] = 0.0
+    fitted = [Fitted(float(share)) for share in weights @ present]
+    for number, place in enumerate(quantities):
+        moments = float(mean[number]), float(deviation[number])
+        fitted[place] = Fitted(fitted[place].present, *moments)
+    parts = iter((weights @ shares).tolist())
+    for place, size in categories.items():
+        fitted[place] = fitted[place]._replace(shares=tuple(islice(parts, size)))
+    return Preprocessing(schema, tuple(fitted))
+
+
+def fit(schema: Schema, clients: Iterable[np.ndarray]) -> Preprocessing:
+    """The preprocessing of the training rows of these clients, encoded."""
+    return finish(schema, [client_statistics(schema, one) for one in clients])
+
+
+def _places(schema: Schema) -> tuple[list[int], dict[int, int]]:
+    """The columns that are quantities; those of categories, with their number."""
+    found = {
+        place: len(one.categories) + 1
+        for place, one in enumerate(schema.kept)
+        if one.encoding == "one_hot"
+    }
+    return [place for place in range(len(schema.kept)) if place not in found], found

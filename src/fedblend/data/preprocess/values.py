@@ -11,6 +11,7 @@ or ``90+``), a date ("iso", or a format of
 import datetime
 import re
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,36 +68,27 @@ class Factors(NamedTuple):
         """How often each value occurs."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values))
 
-    def lookup(self, numbers: Sequence[float]) -> np.ndarray:
+    def lookup(self, numbers: Sequence[float] | np.ndarray) -> np.ndarray:
         """A number for each row from one for each value; NaN where it is missing."""
         return np.append(np.asarray(numbers, np.float64), np.nan)[self.codes]
 
 
 def factorize(column: np.ndarray) -> Factors:
     """The different values of a column of objects or texts, in order of appearance."""
-    raw, known = _Numbering(), _Numbering()
-    stored = [one if type(one) is str else _key(one) for one in column.tolist()]
-    places = np.fromiter(map(raw.__getitem__, stored), np.int64, len(stored))
-    codes = np.empty(len(raw), np.int64)
-    for place, key in enumerate(raw):
-        value = key.strip() if isinstance(key, str) else key
-        missing = is_missing(key[1] if isinstance(key, tuple) else value)
-        codes[place] = -1 if missing else known[value]
-    values = [key[1] if isinstance(key, tuple) else key for key in known]
-    return Factors(codes[places], values)
+    known: dict[tuple[type, Any], int] = {}
 
+    @lru_cache(None, typed=True)  # 1, 1.0 and True are different values
+    def code(value: Any) -> int:
+        value = value.strip() if isinstance(value, str) else value
+        return (
+            -1
+            if is_missing(value)
+            else known.setdefault((type(value), value), len(known))
+        )
 
-class _Numbering(dict[Any, int]):
-    """Numbers its keys in the order in which they are first looked up."""
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = len(self)
-        return number
-
-
-def _key(value: Any) -> tuple[type, Any]:
-    """What tells values apart: Python has True == 1, and lists are not hashable."""
-    return type(value), value if isinstance(value, Hashable) else str(value)
+    stored = (one if isinstance(one, Hashable) else str(one) for one in column.tolist())
+    codes = np.fromiter(map(code, stored), np.int64, len(column))
+    return Factors(codes, [value for _, value in known])
 
 
 def is_missing(value: Any) -> bool:
@@ -173,24 +165,24 @@ def best_style(
     styles: Sequence[str],
     values: Sequence[Any],
     counts: np.ndarray,
-) -> tuple[str, float, list[str]]:
+) -> tuple[str, np.ndarray, list[str]]:
     """The style in which most rows can be read, and the styles that do as well.
 
     Returns:
-        The style, the fraction of rows that it reads, and the other styles that read
-        all these rows to other values.
+        The style, what it makes of each value (NaN of some), and the other styles that
+        read as many rows to other values.
     """
-    total, best, fraction, equal = counts.sum(), styles[0], -1.0, []
-    found: np.ndarray = np.empty(0)
+    best, found, equal = styles[0], np.full(len(values), np.nan), []
+    most = 0
     # A few values tell most styles apart; only what reads one of them is tried on all.
     probe = values[:20]
     for style in styles:
         if np.isnan([read(value, style) for value in probe]).all():
             continue
         numbers = np.array([read(value, style) for value in values])
-        share = float(counts[~np.isnan(numbers)].sum() / total)
-        if share > fraction:
-            best, fraction, found, equal = style, share, numbers, []
-        elif share == fraction and not np.array_equal(numbers, found, equal_nan=True):
+        rows = counts[~np.isnan(numbers)].sum()
+        if rows > most:
+            best, found, equal, most = style, numbers, [], rows
+        elif rows == most and not np.array_equal(numbers, found, equal_nan=True):
             equal.append(style)
-    return best, max(fraction, 0.0), equal
+    return best, found, equal

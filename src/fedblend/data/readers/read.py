@@ -30,8 +30,7 @@ from fedblend.data.dataset import (
 )
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.preprocess.schema import Choice, Schema, schema_of
-from fedblend.data.readers import files
-from fedblend.data.readers.files import Raw
+from fedblend.data.readers.arrays import Raw, read_folder, read_npz
 from fedblend.data.readers.tables import (
     FILES,
     Table,
@@ -177,15 +176,12 @@ def read_inputs(
         others: columns of a table that are no inputs, where the task names no columns.
         preprocessing: of the table that the model was trained on.
     """
-    path = Path(source) if isinstance(source, str | Path) else None
-    if path is not None and not path.is_file():
-        raise MissingDataError(f"{path}: no such file")
-    if path is not None and path.suffix not in (*FILES, ".npz"):
-        allowed = f"{', '.join(FILES)} and .npz"
-        raise DataError(f"{path}: cannot be read; allowed are {allowed}")
     table = _table(source)
     if table is None:
-        where, rows = str(path), files.read_inputs_npz(Path(source), inputs or "inputs")
+        where, path = str(source), Path(source)
+        if path.is_dir():
+            raise DataError(f"{path}: a folder cannot be read here, but a file can")
+        rows = read_npz(path, inputs or "inputs", None, None).inputs
     elif preprocessing is not None:
         where, rows = table.where, _transformed(preprocessing, table)
     else:
@@ -234,7 +230,7 @@ def _read_arrays(path: Path, target: Any, client: Any, inputs: Any) -> Raw:
     for name, value in (("inputs", inputs), ("target", target), ("client", client)):
         if value is not None and not isinstance(value, str):
             raise DataError(f"{path}: {name}: name one array, not a list")
-    reader = files.read_folder if path.is_dir() else files.read_npz
+    reader = read_folder if path.is_dir() else read_npz
     return reader(path, inputs or "inputs", target or "targets", client)
 
 

@@ -25,7 +25,7 @@ from fedblend.data.dataset import (
     task_of,
 )
 from fedblend.data.federated import held_out
-from fedblend.data.readers.files import Raw
+from fedblend.data.readers.arrays import Raw
 from fedblend.data.readers.tables import Table, check_names, read_table, stacked
 from fedblend.data.readers.targets import targets_of, with_kind, with_labels
 from fedblend.data.shards import about, new_folder

@@ -10,10 +10,12 @@ is up to ``data.preprocess``.
 """
 
 import re
+import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -21,16 +23,17 @@ from fedblend.data.dataset import (
     AbsentColumnError,
     DataError,
     MissingDataError,
+    open_unpacked,
     require,
 )
 from fedblend.data.preprocess.schema import Columns
-from fedblend.data.readers.compressed import DAMAGE, unpack
 from fedblend.errors import hint
 
 FILES = (".csv", ".tsv", ".parquet", ".gz", ".zip")
 """The files that hold a table."""
 _INDEX = re.compile(r"__index_level_\d+__")
 _DELIMITERS = (";", "\t", "|")
+_DAMAGE = (OSError, EOFError, UnicodeError, zlib.error, zipfile.BadZipFile)
 _PROBED = 2**20
 """Bytes at the beginning of a CSV file that tell how it is written."""
 
@@ -141,7 +144,7 @@ def _read_file(path: Path) -> Table:
             table = require("pyarrow.parquet", "parquet").read_table(path)
         else:
             table, notes = _read_csv(path)
-    except (pyarrow.ArrowException, UnicodeError, *DAMAGE) as error:
+    except (pyarrow.ArrowException, *_DAMAGE) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
     name = Path(path.stem).stem if path.suffix in (".gz", ".zip") else path.stem
@@ -151,13 +154,8 @@ def _read_file(path: Path) -> Table:
 def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     """A CSV file, whatever separates its values and whatever its encoding."""
     csv = require("pyarrow.csv", "csv")
-    buffer = require("pyarrow.lib", "csv").BufferReader
-    data = unpack(path)
-    if data is None:
-        with path.open("rb") as file:
-            first = file.read(_PROBED)
-    else:
-        first = data[:_PROBED]
+    with _open_unpacked(path) as file:
+        first = file.read(_PROBED)
     encoding, notes = _encoding(first), []
     header = first.decode(encoding, "replace").partition("\n")[0]
     if encoding != "utf-8":
@@ -167,7 +165,7 @@ def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     if delimiter != ",":
         notes.append(f"{path.name}: values are separated by {delimiter!r}")
     table = _converted(
-        lambda: path if data is None else buffer(data),
+        path,
         read_options=csv.ReadOptions(encoding=encoding),
         parse_options=csv.ParseOptions(
             delimiter=delimiter, newlines_in_values=b'"' in first
@@ -175,6 +173,17 @@ def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     )
     bare = [name.strip() for name in table.column_names]
     return table.rename_columns(bare), tuple(notes)
+
+
+def _open_unpacked(path: Path) -> IO[bytes]:
+    """A file for reading: the content of a .gz file, or the table in a .zip file."""
+    if path.suffix != ".zip":
+        return open_unpacked(path)
+    members = zipfile.ZipFile(path)
+    names = [one for one in members.namelist() if one.endswith((".csv", ".tsv"))]
+    if len(names) != 1:
+        raise DataError(f"{path}: has {len(names)} .csv or .tsv files, needs one")
+    return members.open(names[0])
 
 
 def _encoding(first: bytes) -> str:
@@ -189,7 +198,7 @@ def _encoding(first: bytes) -> str:
     return "utf-8"
 
 
-def _converted(source: Callable[[], Any], **options: Any) -> Any:
+def _converted(path: Path, **options: Any) -> Any:
     """A CSV file; a column is text if its later values do not fit its first ones."""
     csv = require("pyarrow.csv", "csv")
     pyarrow = require("pyarrow.lib", "csv")
@@ -197,12 +206,13 @@ def _converted(source: Callable[[], Any], **options: Any) -> Any:
     while True:
         as_texts = csv.ConvertOptions(column_types=texts)
         try:
-            return csv.read_csv(source(), convert_options=as_texts, **options)
+            with _open_unpacked(path) as file:
+                return csv.read_csv(file, convert_options=as_texts, **options)
         except pyarrow.ArrowInvalid as error:
             place = re.match(r"In CSV column #(\d+): CSV conversion error", str(error))
             if place is None:
                 raise
-            with csv.open_csv(source(), **options) as opened:
+            with _open_unpacked(path) as file, csv.open_csv(file, **options) as opened:
                 name = opened.schema.names[int(place[1])]
             if name in texts:
                 raise

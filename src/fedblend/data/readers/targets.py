@@ -9,7 +9,7 @@ import numpy as np
 
 from fedblend.data.dataset import DataError, Dataset, Kind, Task
 from fedblend.data.preprocess.values import MISSING, is_missing, number
-from fedblend.data.readers.files import Raw
+from fedblend.data.readers.arrays import Raw
 from fedblend.data.readers.tables import Table, column_of
 
 NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}

@@ -37,31 +37,29 @@ def opened(path: Path, problem: str) -> Iterator[np.lib.npyio.NpzFile]:
             yield stored
 
 
-def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
-    """The rows of an .npz file; without ``client`` its array "clients", if any."""
+def read_npz(path: Path, inputs: str, target: str | None, client: str | None) -> Raw:
+    """The rows of an .npz file; without ``client`` its array "clients", if any.
+
+    Without ``target`` only the inputs are read.
+    """
     with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
         names = list(stored.files)
-        wanted = [inputs, target, *([client] if client is not None else [])]
+        wanted = [name for name in (inputs, target, client) if name is not None]
         check_names(wanted, names, "array", path)
-        keys = client or ("clients" if "clients" in names else None)
-        wanted += [keys] if keys is not None else []
-        arrays = {name: _array(stored, name, path) for name in wanted}
-    y = arrays[target]
+        x = _inputs(_array(stored, inputs, path), inputs, path)
+        if target is None:
+            return Raw(x, np.empty(0), None)
+        y = _array(stored, target, path)
+        if client is None and "clients" in names:
+            client = "clients"
+        owner = None if client is None else _array(stored, client, path)
     if y.ndim not in (1, 2):
         raise DataError(
             f"{path}: {target!r} must be [rows] or [rows, width], not {y.shape}"
         )
-    owner = None if keys is None else arrays[keys]
     if owner is not None and owner.ndim != 1:
-        raise DataError(f"{path}: {keys!r} must be one key a row, not {owner.shape}")
-    return Raw(_inputs(arrays[inputs], inputs, path), y, owner)
-
-
-def read_inputs_npz(path: Path, inputs: str) -> np.ndarray:
-    """The inputs of a file that need not have targets."""
-    with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
-        check_names([inputs], list(stored.files), "array", path)
-        return _inputs(_array(stored, inputs, path), inputs, path)
+        raise DataError(f"{path}: {client!r} must be one key a row, not {owner.shape}")
+    return Raw(x, y, owner)
 
 
 def _inputs(array: np.ndarray, name: str, path: Path) -> np.ndarray:
