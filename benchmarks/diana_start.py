@@ -17,7 +17,7 @@ import argparse
 import fedblend as fb
 from fedblend import theory
 from fedblend.compress import rand_k
-from fedblend.config.compression import first_memories
+from fedblend.config.tables.compress import first_memories
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.bounds_and_plans import descent_rounds
 from fedblend_reproductions.flix.solver import gaps, solve

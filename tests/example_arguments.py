@@ -12,7 +12,7 @@ from typing import Any
 import fedblend as fb
 from fedblend.checks import FLAG, Number, Paths, Rule, Words
 from fedblend.compress.compressor import COMPRESSOR
-from fedblend.config.defaults import ADAPTERS
+from fedblend.config.tables.adapt import ADAPTERS
 from fedblend.core import Algorithm, Loss
 from fedblend.local import OPTIMIZER, Work
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry

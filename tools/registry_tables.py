@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fedblend.checks import FLAG, Number, Paths, Rule, Words
-from fedblend.config.schema.algorithm import OPTIONS, Options
+from fedblend.config.tables.algorithm import OPTIONS, Options
 from fedblend.config.toml import literal
 from fedblend.local import OPTIMIZER
 from fedblend.mixing import MIXING

@@ -14,8 +14,9 @@ import fedblend as fb
 import problems
 from fedblend.compress.sparse import dealt
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
-from fedblend.config.model import with_rates, with_steps
+from fedblend.config.config import check
+from fedblend.config.theory_rates import with_rates, with_steps
+from fedblend.errors import ConfigError
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
 from reference import local_training_transcription as paper

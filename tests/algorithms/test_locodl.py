@@ -15,8 +15,9 @@ import problems
 from fedblend import compress, trees
 from fedblend.algorithms.locodl import locodl
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
-from fedblend.config.model import with_rates, with_steps
+from fedblend.config.config import check
+from fedblend.config.theory_rates import with_rates, with_steps
+from fedblend.errors import ConfigError
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
 from fedblend.transforms.central_loss import of_parameters, on_rows

@@ -12,7 +12,8 @@ import fedblend as fb
 import problems
 from fedblend.algorithms.scafflix import scafflix
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
 from reference import local_training_transcription as paper

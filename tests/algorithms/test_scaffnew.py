@@ -12,7 +12,8 @@ import fedblend as fb
 import problems
 from fedblend.algorithms.scaffnew import Coin, ScaffnewClient, scaffnew
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 
 KAPPA, STEPS, CLIENTS, DIM = 400, 20, 5, 4
 P = 1 / STEPS

@@ -94,8 +94,6 @@ def test_a_method_without_weights_says_nothing():
         ({"held_out": 0.95}, r"algorithm.held_out.* in \[0, 0.9\]"),
         ({"hand_back": 3}, "algorithm.hand_back: 3 is not allowed without held_out"),
         ({"held_out": 0.2, "hand_back": 0}, r"algorithm.hand_back"),
-        ({"name": "apfl_fedtorch"}, "fedblend_reproductions.apfl.other_libraries"),
-        ({"name": "apfl_fedjax"}, "fedblend_reproductions.apfl.other_libraries"),
         ({"name": "apfl_agnostic", "q_rate": -1.0}, r"algorithm.q_rate"),
         (
             {"name": "apfl_agnostic", "q_rate": 0.1, "mix": "outputs"},

@@ -9,7 +9,7 @@ import pytest
 import fedblend as fb
 from fedblend.config.build import build
 from fedblend.config.config import check, dump, loads
-from fedblend.config.privacy import report
+from fedblend.config.tables.privacy import report
 from fedblend.errors import ConfigError
 from fedblend.runs.local_baseline import work_alone
 from fedblend.simulation.simulate import set_up

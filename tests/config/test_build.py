@@ -9,7 +9,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.schema.algorithm import OPTIONS
+from fedblend.config.tables.algorithm import OPTIONS
 from fedblend.data.dataset import DataError
 from fedblend.data.partition.partitioners import Partition, iid
 from fedblend.errors import ConfigError

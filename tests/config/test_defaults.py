@@ -5,9 +5,8 @@
 import pytest
 
 from example_arguments import needs_everyone
-from fedblend.config import defaults
 from fedblend.config.build import build
-from fedblend.config.config import check, chosen, dump, load, loads
+from fedblend.config.config import ROUNDS, check, dump, fill, keys_left_out, load, loads
 from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 from tiny_config import TINY
@@ -32,7 +31,7 @@ def test_what_is_chosen_for_a_table():
     config = check(four(name="fedavg"), "four.toml", name="four")
     assert (config.version, config.name, config.data.partition) == (1, "four", "by_key")
     assert (config.model.name, config.run.rounds, config.run.cohort) == (
-        *("softmax", defaults.ROUNDS, None),
+        *("softmax", ROUNDS, None),
     )
     work = config.algorithm
     assert (work.rate, work.steps, work.batch_size) == (0.1, 10, 32)
@@ -59,10 +58,10 @@ def test_what_is_chosen_for_a_dataset(source, partition, model, cohort, local):
 
 
 def test_what_a_file_states_is_not_changed():
-    assert defaults.filled(TINY) == TINY
+    assert fill(TINY) == TINY
     for key in ("data", "model", "algorithm", "run", "measure"):
         without = {name: of for name, of in TINY.items() if name != key}
-        after = defaults.filled(without)
+        after = fill(without)
         assert {name: after[name] for name in without} == without
 
 
@@ -93,7 +92,7 @@ def test_the_algorithms_that_need_everybody_get_no_cohort():
 def test_what_was_chosen_is_known_by_key(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("data.source = 'digits'\nalgorithm = {name = 'fedavg', rate = 0.2}")
-    found = chosen(path, ["run.rounds=3"])
+    found = keys_left_out(path, ["run.rounds=3"])
     assert load(path, ["run.rounds=3"]).run.rounds == 3
     assert found == {
         "version": 1,

@@ -14,13 +14,14 @@ import pytest
 from fedblend.cli import main
 from fedblend.config.build import build
 from fedblend.config.config import Config, dump, load
-from fedblend.config.privacy import EXAMINED, SCOPE, report
-from fedblend.config.schema import tables
-from fedblend.config.schema.adapt import Adapt
-from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.imported import ImportedModel
-from fedblend.config.schema.privacy import Privacy
-from fedblend.config.schema.run import Run
+from fedblend.config.tables.adapt import Adapt
+from fedblend.config.tables.central import Central
+from fedblend.config.tables.compress import Compress
+from fedblend.config.tables.data import AnyData
+from fedblend.config.tables.federation import Federation
+from fedblend.config.tables.model import NAMED_MODELS, ImportedModel
+from fedblend.config.tables.privacy import EXAMINED, SCOPE, Privacy, report
+from fedblend.config.tables.run import Run
 from fedblend.data.dataset import DATASETS
 from fedblend.errors import ConfigError
 from fedblend.runs import tune
@@ -264,14 +265,14 @@ def test_every_setting_was_examined_and_a_new_one_is_no_guarantee(
     configured, monkeypatch
 ):
     """Whoever adds a key decides here what it does to privacy."""
-    known = {"run": Run, "privacy": Privacy, "compress": tables.Compress}
-    known |= {"central": tables.Central, "federation": Federation, "adapt": Adapt}
+    known = {"run": Run, "privacy": Privacy, "compress": Compress}
+    known |= {"central": Central, "federation": Federation, "adapt": Adapt}
     for name, table in {"config": Config, **known}.items():
         assert set(EXAMINED[name].split()) == set(table.model_fields), name
-    inside = get_args(tables.AnyData)[0]
+    inside = get_args(AnyData)[0]
     for name, one_of in (
         ("data", get_args(inside)),
-        ("model", (*tables.NAMED_MODELS, ImportedModel)),
+        ("model", (*NAMED_MODELS, ImportedModel)),
     ):
         found = {key for table in one_of for key in table.model_fields}
         assert set(EXAMINED[name].split()) == found, name

@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 
 from fedblend.config.build import build
 from fedblend.config.config import Config, check
-from fedblend.config.privacy import report
+from fedblend.config.tables.privacy import report
 from fedblend.simulation.simulate import set_up
 
 CLIENTS, ROWS, DELTA = 6, 12, 0.05

@@ -5,11 +5,9 @@
 import jax
 import pytest
 
-from fedblend import models
 from fedblend.config.build import build
-from fedblend.config.config import check
-from fedblend.config.defaults import filled
-from fedblend.config.model_form import formed
+from fedblend.config.config import check, fill
+from fedblend.config.tables.model import model_of
 from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError
 
@@ -104,7 +102,7 @@ def test_a_word_stands_for_a_part_of_any_model(name, stays, tiny):
     """The default of each, for a network of the package; by shapes alone."""
     tiny["algorithm"] |= {"name": name}
     tiny["model"] = {"name": "mlp", "hidden": [3], "norm": True}
-    built = build(check(filled(tiny), "here"))
+    built = build(check(fill(tiny), "here"))
     shard, key = built.federated_data.train.shard(0), jax.random.key(0)
     params = jax.eval_shape(built.model.init, key)
     _, state = jax.eval_shape(built.algorithm.enroll, params, shard, key)
@@ -130,4 +128,4 @@ def test_nearest_rows_are_those_of_a_model_with_features_and_classes(tiny):
         build(check(wrong, "here"))
     task = Task("regression", 1, (2,))
     with pytest.raises(ConfigError, match='"knn_per" predicts classes, and is not for'):
-        formed(check(tiny, "here"), models.logistic(2), task, "squared_error")
+        model_of(check(tiny, "here"), task, "squared_error")

@@ -9,7 +9,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.model import with_rates
+from fedblend.config.theory_rates import with_rates
 from fedblend.data.dataset import Task
 from fedblend.data.federated import held_out
 from fedblend.data.shards import write_shards

@@ -11,11 +11,13 @@ import pytest
 import registry_tables
 
 from fedblend.config.config import check
-from fedblend.config.schema import local_work, tables
-from fedblend.config.schema.algorithm import OPTIONS
-from fedblend.config.schema.imported import ImportedModel
-from fedblend.config.schema.privacy import Privacy
-from fedblend.config.schema.run import Run
+from fedblend.config.tables import local_work
+from fedblend.config.tables.algorithm import OPTIONS
+from fedblend.config.tables.data import AnyData
+from fedblend.config.tables.measure import Measure
+from fedblend.config.tables.model import NAMED_MODELS, ImportedModel
+from fedblend.config.tables.privacy import Privacy
+from fedblend.config.tables.run import Run
 
 HOME = Path(__file__).parents[2]
 
@@ -54,12 +56,12 @@ def test_the_page_on_installing_has_every_extra():
 
 
 def classes() -> dict[str, type]:
-    data = get_args(get_args(tables.AnyData)[0])
+    data = get_args(get_args(AnyData)[0])
     rules = [get_args(one)[0] for one in get_args(get_args(local_work.Rule)[0])]
     schedules = get_args(get_args(local_work.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
-    every += [Run, tables.Measure, Privacy]
-    models = (*tables.NAMED_MODELS, ImportedModel)
+    every += [Run, Measure, Privacy]
+    models = (*NAMED_MODELS, ImportedModel)
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}
 

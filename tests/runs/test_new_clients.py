@@ -14,7 +14,7 @@ from test_run import OWN
 import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.model import loss_name
+from fedblend.config.tables.model import loss_name
 from fedblend.core import Down
 from fedblend.errors import RunError
 from fedblend.mixing import Blend, Neighbors

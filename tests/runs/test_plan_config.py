@@ -12,7 +12,7 @@ import pytest
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.config.model import smoothness, with_rates
+from fedblend.config.theory_rates import smoothness, with_rates
 from fedblend.errors import ConfigError, SettingError
 from fedblend.runs.plan.candidates import candidates, config_of, configured
 from fedblend.runs.plan.messages import ways

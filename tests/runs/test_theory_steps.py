@@ -14,7 +14,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.model import rates
+from fedblend.config.theory_rates import rates
 from fedblend.errors import ConfigError
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import mixture, predicted

@@ -19,19 +19,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.config import transforms
 from fedblend.config.build import Method, method
-from fedblend.config.config import LOOKED_UP, Config, dump, loads
-from fedblend.config.model import (
+from fedblend.config.config import Config, dump, loads
+from fedblend.config.tables import select
+from fedblend.config.tables.data import Nodes
+from fedblend.config.tables.model import loss_name, model_of
+from fedblend.config.tables.select import LOOKED_UP
+from fedblend.config.theory_rates import (
     Rates,
     asks_for_constants,
     has_constants,
-    loss_name,
-    model_of,
     rates,
     smoothness,
 )
-from fedblend.config.schema.tables import Nodes
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
@@ -44,7 +44,7 @@ from fedblend_federation import raw_tables
 from fedblend_federation.published_config import without_paths
 
 if TYPE_CHECKING:
-    from fedblend.config.schema.privacy import ProtectRows
+    from fedblend.config.tables.privacy import ProtectRows
 
 SPLITS = ("train", "validation", "test")
 
@@ -187,7 +187,7 @@ class Contract:
     @cached_property
     def table_sizes(self) -> dict[str, int]:
         """The number of rows of each table of ``[select]``."""
-        return transforms.table_sizes(self.config, self.params)
+        return select.table_sizes(self.config, self.params)
 
     @cached_property
     def text(self) -> str:
@@ -220,9 +220,7 @@ class Contract:
 
     def rooms(self, splits: Mapping[str, Shards]) -> dict[str, int]:
         """The rooms of a client with these rows."""
-        return transforms.rooms(
-            self.config, FederatedData(splits["train"]), self.params
-        )
+        return select.rooms(self.config, FederatedData(splits["train"]), self.params)
 
     def rates(self, constants: Smoothness | None) -> Rates | None:
         """The rates of ``Facts``, from the constants of all clients.
@@ -254,7 +252,7 @@ class Contract:
             facts.rates,
             rows=rows,
         )
-        algorithm = transforms.selected_within(
+        algorithm = select.select_rows_within(
             self.config, built.algorithm, self.params, facts.rooms
         )
         return built._replace(algorithm=algorithm)

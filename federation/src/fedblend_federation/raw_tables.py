@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.config import toml
-from fedblend.config.schema.tables import Nodes
+from fedblend.config.tables.data import Nodes
 from fedblend.data.dataset import DataError, Dataset, task_of
 from fedblend.data.federated import Shards
 from fedblend.data.preprocess.columns import Column, Kind

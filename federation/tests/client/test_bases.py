@@ -184,7 +184,7 @@ def test_a_node_opens_no_file_that_the_server_names(
     text = text.replace("[algorithm]", f"{sha256}[algorithm]")
     opened = []
     monkeypatch.setattr(
-        "fedblend.config.base_file.hash_file", lambda path: opened.append(path)
+        "fedblend.config.tables.adapt.hash_file", lambda path: opened.append(path)
     )
     with pytest.raises(Refusal, match=re.escape("adapt.sha256: is missing")):
         node.permissions().describe({"config": text})

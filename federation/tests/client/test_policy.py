@@ -13,7 +13,7 @@ import pytest
 import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.schema.privacy import ProtectRows
+from fedblend.config.tables.privacy import ProtectRows
 from fedblend.core import Aggregate, Batch, is_ragged
 from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS

@@ -22,7 +22,7 @@ from configured import (
 import fedblend as fb
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.privacy import report
+from fedblend.config.tables.privacy import report
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
 from fedblend.simulation.io.serialize import unpack

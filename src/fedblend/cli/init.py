@@ -58,8 +58,8 @@ def _for_table(
     algorithm: str | None,
 ) -> str:
     """The configuration of a table: its keys, and all that is chosen for it."""
-    from fedblend.config import defaults, toml
-    from fedblend.config.config import check
+    from fedblend.config import toml
+    from fedblend.config.config import check, fill
     from fedblend.data.dataset import MissingDataError
     from fedblend.errors import ConfigError
 
@@ -74,4 +74,4 @@ def _for_table(
     content = {"data": table, "algorithm": {"name": algorithm or usual}}
     check(content, str(file), file.parent)
     head = f"# A run of fedblend. Start it with: fedblend run {file}\n"
-    return f"{head}{toml.write(defaults.filled(content, file.stem))}"
+    return f"{head}{toml.write(fill(content, file.stem))}"

@@ -40,7 +40,7 @@ def list_(
 
 
 def _algorithms() -> None:
-    from fedblend.config.schema.algorithm import OPTIONS, Options
+    from fedblend.config.tables.algorithm import OPTIONS, Options
 
     made = screen.table(
         "name", "what it is", "own options", "a client sends", "published"

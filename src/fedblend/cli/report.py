@@ -46,7 +46,7 @@ def report(
 
     fedblend report runs/first --client hospital-7
     """
-    from fedblend.config.base_file import require_base
+    from fedblend.config.tables.adapt import require_base
     from fedblend.errors import RunError
     from fedblend.report.page import write_page
 

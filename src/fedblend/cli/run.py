@@ -174,10 +174,10 @@ def live_page(out: Path, name: str) -> Iterator[None]:
 
 def _show_chosen(file: Path, settings: list[str], out: Path) -> None:
     """Say which keys were chosen because the file leaves them out."""
-    from fedblend.config.config import chosen
+    from fedblend.config.config import keys_left_out
     from fedblend.config.toml import literal
 
-    found = chosen(file, settings)
+    found = keys_left_out(file, settings)
     keys = [f"{key} = {literal(of)}" for key, of in found.items() if "." in key]
     if keys:
         screen.note(f"chosen: {', '.join(keys)}; {out / 'config.toml'} has every key")

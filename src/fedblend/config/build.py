@@ -15,34 +15,46 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import trees
+from fedblend import transforms, trees
 from fedblend.algorithms.local_only import local_only
-from fedblend.config import data, stability, transforms
-from fedblend.config.config import Config, with_parts
-from fedblend.config.measures import measures_of
-from fedblend.config.model import (
+from fedblend.checks import below
+from fedblend.config import theory_rates
+from fedblend.config.config import Config
+from fedblend.config.table import check_lists
+from fedblend.config.tables import (
+    attack,
+    central,
+    compress,
+    data,
+    populations,
+    privacy,
+    select,
+)
+from fedblend.config.tables.algorithm import name_parts
+from fedblend.config.tables.measure import measures_of
+from fedblend.config.tables.model import loss_name, losses_of, model_of
+from fedblend.config.theory_rates import (
     asks_for_constants,
-    loss_name,
-    losses_of,
-    model_of,
     rates,
     require_known,
     smoothness,
     with_rates,
     with_steps,
 )
-from fedblend.core import Algorithm, Key, Loss
+from fedblend.core import Algorithm, Key, Loss, Needs, PyTree
 from fedblend.data.dataset import Dataset, Task, task_of
 from fedblend.data.federated import FederatedData
+from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.simulation.aggregators import reduction
 from fedblend.simulation.sampling import Cohort, complete_strata
 from fedblend.simulation.simulate import RunSpec
 from fedblend.simulation.stores.client_store import Storage
 from fedblend.theory.constants import Smoothness
+from fedblend.transforms._sparse_rows import named
 
 if TYPE_CHECKING:
-    from fedblend.config.schema.privacy import ProtectRows
+    from fedblend.config.tables.privacy import ProtectRows
     from fedblend.data.preprocess.preprocessing import Preprocessing
     from fedblend.metrics import Metric
     from fedblend.transforms.row_noise import RowNoise
@@ -131,19 +143,19 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     """
     whole = whole or data.load_dataset(config.data)
     task = task_of(whole)
-    dataset, server = data.set_aside(
+    dataset, server = central.set_aside(
         config.central, whole, config.data.target, config.data.seed
     )
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
     honest, unseen = data.hold_out(config.data, dataset, parts, splits)
-    federations = data.poisoned(config.attack, honest)
-    server = data.preprocess_server(
+    federations = attack.flip_labels(config.attack, honest)
+    server = central.preprocess_server(
         config.central, server, whole, config.data.target, config.data.seed, federations
     )
     federated_data = federations[0]
     clients = federated_data.clients
-    drawn = data.strata(config.populations, federated_data) or config.run.cohort
+    drawn = populations.strata(config.populations, federated_data) or config.run.cohort
     method_with = partial(
         method, config, task, clients, complete_strata(drawn, clients)[1]
     )
@@ -159,7 +171,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     if len(known) > 1 and known[0] is not None:
         by_split = _by_split(config, found, known, method_with)
     found = found._replace(
-        algorithm=transforms.selected(config, found.algorithm, federations)
+        algorithm=select.select_rows(config, found.algorithm, federations)
     )
     key, run = _key(config.run.seed), config.run
     return Built(
@@ -184,7 +196,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
         facts=data.facts(whole, parts, splits),
         warnings=(
             *data.warnings(whole, federated_data, config.data.inputs),
-            *transforms.warnings(config, clients, found.algorithm.needs),
+            *_warnings(config, clients, found.algorithm.needs),
             *_of_steps(config, found, name, federated_data),
         ),
         task=task,
@@ -220,10 +232,10 @@ def method(
     """
     name = loss_name(config, task)
     model = model_of(config, task, name)
-    config = with_parts(config, model, task)
+    config = name_parts(config, model, task)
     plain, loss = losses_of(config, name, model.apply, task)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    transforms.check_sizes(config, clients, trees.size(params))
+    check_sizes(config, clients, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)
     rows = rows or (config.protect and config.protect.rows)
     hidden = None if rows is None else rows.hide(loss)
@@ -245,7 +257,7 @@ def method(
     return Method(
         model,
         loss,
-        transforms.transformed(config, algorithm, loss, params, clients, cohort),
+        apply_tables(config, algorithm, loss, params, clients, cohort),
         local_only(loss, own.work()) if alone else None,
         measures_of(config, task, plain, model.apply),
         known,
@@ -262,7 +274,7 @@ def _of_steps(
         return []
     known = found.smoothness or smoothness(config.model, name, federated_data)
     size = trees.size(jax.eval_shape(found.model.init, jax.random.key(0)))
-    return stability.warnings(config, known, size, federated_data.clients)
+    return theory_rates.warnings(config, known, size, federated_data.clients)
 
 
 def _by_split(
@@ -303,3 +315,119 @@ def _key(seed: int | list[int]) -> Key:
     if isinstance(seed, int):
         return jax.random.key(seed)
     return jnp.stack([jax.random.key(one) for one in seed])
+
+
+def apply_tables(
+    config: Config,
+    algorithm: Algorithm,
+    loss: Loss,
+    params: PyTree,
+    clients: int,
+    cohort: int = 1,
+) -> Algorithm:
+    """The algorithm with clipping and noise, the server's loss and compression.
+
+    Args:
+        config: with the tables.
+        algorithm: that of the configuration.
+        loss: of the clients.
+        params: shapes of the parameters.
+        clients: how many there are.
+        cohort: how many of them take part in a round, for ``[privacy]``.
+
+    Raises:
+        ConfigError: what the tables ask for does not go together.
+    """
+    options = config.algorithm
+    for key in ("attack", "privacy", "central", "compress"):
+        if getattr(config, key) is not None and not options.entry.sends:
+            raise ConfigError(f"{key}: {options.name} sends nothing; leave it out")
+        if getattr(config, key) is not None and options.entry.encodes:
+            raise ConfigError(
+                f"{key}: {options.name} compresses what it sends itself; leave it out"
+            )
+    lies = config.attack
+    if lies is not None and lies.how != "flip_labels":
+        who = lies.attackers(clients)
+        algorithm = transforms.byzantine(
+            algorithm, lies.how, attackers=who, factor=lies.factor
+        )
+    if config.privacy is not None:
+        algorithm = privacy.add_noise(config, algorithm, cohort)
+    if config.central is not None:
+        if config.privacy is not None and config.central.upload:
+            raise ConfigError("central.upload: would send gradients past [privacy]")
+        algorithm = central.mix_losses(config.central, algorithm, loss)
+    dim = trees.size(_sent(config, params))
+    answers = config.run.rounds * (config.run.cohort or clients) / clients
+    if config.federation is not None and config.federation.secure:
+        # Nobody sends a first answer whole: other clients may send theirs later.
+        answers = 0.0
+    return compress.compress_updates(config.compress, algorithm, dim, clients, answers)
+
+
+def _sent(config: Config, params: PyTree) -> PyTree:
+    """The parameters that clients send, by shape."""
+    keeps, leaves = config.algorithm.entry.keeps, named(params)
+    mixed = getattr(config.algorithm, "mix", None)
+    if isinstance(mixed, list):
+        _require_parts("mix", mixed, leaves)
+    if keeps is None:
+        return params
+    names = getattr(config.algorithm, keeps)
+    _require_parts(keeps, names, leaves)
+    return [
+        leaf
+        for path, leaf in leaves.items()
+        if not any(below(name, path) for name in names)
+    ]
+
+
+def _require_parts(key: str, names: Sequence[str], leaves: Mapping[str, Any]) -> None:
+    """Refuse a name that is no part of the model."""
+    for name in names:
+        if not any(below(name, path) for path in leaves):
+            raise ConfigError(
+                f'algorithm.{key}: "{name}" is no part of the model, whose '
+                f"parameters are {', '.join(leaves)}"
+            )
+
+
+def check_sizes(config: Config, clients: int, dim: int) -> None:
+    """Refuse lists of ``[algorithm]`` that do not fit the clients, and its compressor.
+
+    Args:
+        config: what to run.
+        clients: how many there are.
+        dim: parameters of the model.
+    """
+    check_lists("algorithm", config.algorithm, clients)
+    compressor = getattr(config.algorithm, "compressor", None)
+    if compressor is not None:
+        compress.fit_compressor("algorithm.compressor", compressor, dim)
+
+
+def _warnings(config: Config, clients: int, needs: Needs) -> list[str]:
+    """What is odd about the tables, but no error; ``needs`` are the algorithm's."""
+    found = compress.feedback_warnings(config.compress, needs)
+    hidden, table = config.privacy, config.central
+    if hidden is not None and hidden.delta >= 1 / clients:
+        found.append(
+            f"privacy.delta: {hidden.delta:g} is not below 1/{clients}; it would allow "
+            "to publish a whole client, and is to be much smaller"
+        )
+    if table is None or table.how != "parallel" or table.rate is None:
+        return found
+    found.append(
+        f"central.rate: parallel training minimizes a mixture with weight "
+        f"{table.weight:g} only if {table.rate:g} times {table.steps} steps is the "
+        "clients' rate times their steps times the server's rate, all of them plain; "
+        "without central.rate it follows them"
+    )
+    if hidden is not None:
+        found.append(
+            "central.how: [privacy] clips the clients' side alone, so that parallel "
+            f"training minimizes another mixture than one with weight {table.weight:g};"
+            ' "one_way" does not'
+        )
+    return found

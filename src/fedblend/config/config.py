@@ -5,6 +5,11 @@
 ``load`` reads and checks it, ``dump`` writes it with every default made explicit, and
 ``difference`` names the first key in which two of them differ. Paths in a file are
 relative to its folder.
+
+A configuration needs its data, the columns of its client and target, and the name of an
+algorithm. ``fill`` writes all other keys that have to be there into the raw tables,
+before they are checked; what a file states is never changed. Keys that only have plain
+defaults have them in the schema. The folder of a run has every key in ``config.toml``.
 """
 
 import contextlib
@@ -12,33 +17,39 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 from pydantic import ValidationError, model_validator
 
-from fedblend import models
-from fedblend.config import defaults, toml
-from fedblend.config.base_file import with_hash
+from fedblend.config import toml
 from fedblend.config.imports import choose, import_paths
-from fedblend.config.schema import tables
-from fedblend.config.schema.attack import Attack
-from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.imported import AnyModel, AnyOptions
-from fedblend.config.schema.privacy import Privacy, Protect
-from fedblend.config.schema.run import Run
-from fedblend.config.schema.table import Table, Word, first_error
-from fedblend.config.secure import check_secure
-from fedblend.data.dataset import DATASETS, Task
+from fedblend.config.table import (
+    Content,
+    Table,
+    Word,
+    first_error,
+    refuse_first,
+    subtable,
+)
+from fedblend.config.tables import adapt, algorithm, data, model, select
+from fedblend.config.tables.adapt import Adapt
+from fedblend.config.tables.attack import Attack
+from fedblend.config.tables.central import Central
+from fedblend.config.tables.compress import Compress
+from fedblend.config.tables.federation import Federation, check_secure
+from fedblend.config.tables.measure import Measure
+from fedblend.config.tables.populations import Populations
+from fedblend.config.tables.privacy import Privacy, Protect
+from fedblend.config.tables.run import Run
+from fedblend.config.tables.select import Select
 from fedblend.errors import ConfigError, SettingError
+from fedblend.registry import ALGORITHMS
 
-VERSION = defaults.VERSION
-"""The newest layout of the file that this version reads."""
-_OF_LINEAR = {"head": ["bias"], "body": ["weight"]}
-"""A linear model is a single layer: its head is the intercept."""
-RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
-"""Keys of earlier versions, with their names of today."""
-LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
-"""By model: the tables it looks rows up in, and which inputs have the numbers."""
+VERSION = 1
+"""The layout of a file that states none, and the newest that this version reads."""
+ROUNDS = 100
+MANY, COHORT = 100, 10
+"""Clients of a dataset beyond which a round has a cohort, and its size."""
+NEEDED = ("data", "algorithm")
+"""Tables that a configuration cannot leave out."""
 _PATHS = {"data": ("file", "path"), "central": ("file", "path"), "adapt": ("base",)}
 """The keys that are paths, by table."""
 _KEYS = {
@@ -54,59 +65,77 @@ class Config(Table):
 
     version: Literal[1]
     name: Word
-    data: tables.AnyData
-    model: AnyModel
-    algorithm: AnyOptions
-    adapt: tables.Adapt | None = None
-    compress: tables.Compress | None = None
+    data: data.AnyData
+    model: model.AnyModel
+    algorithm: algorithm.AnyOptions
+    adapt: Adapt | None = None
+    compress: Compress | None = None
     privacy: Privacy | None = None
-    central: tables.Central | None = None
-    select: tables.Select | None = None
-    populations: tables.Populations | None = None
+    central: Central | None = None
+    select: Select | None = None
+    populations: Populations | None = None
     attack: Attack | None = None
     protect: Protect | None = None
     run: Run
-    measure: tables.Measure = tables.Measure()
+    measure: Measure = Measure()
     federation: Federation | None = None
 
     @model_validator(mode="after")
-    def _one_way_to_draw(self) -> "Config":
-        cohort, populations = self.run.cohort, self.populations
-        if populations is not None:
-            total = sum(table.weight for table in populations.values())
-            if abs(total - 1) > 1e-6:
-                raise SettingError(
-                    "populations", f"the weights sum to {total:g}, not to 1"
-                )
-            if cohort is not None:
-                wrong = f"{cohort} goes without populations, each has a cohort"
-                raise SettingError("run.cohort", wrong)
-        for key, why in (
-            *((key, "it draws every round") for key in ("epoch", "separation")),
-            ("sampling", "its cohorts have a fixed size"),
-            ("until", "its server does not know f~ and takes run.rounds"),
-        ):
-            given = getattr(self.run, key) not in (None, "fixed")
-            if given and isinstance(self.data, tables.Nodes):
-                raise SettingError(f"run.{key}", f"is not for a federation; {why}")
-        if self.attack is not None and isinstance(self.data, tables.Nodes):
-            wrong = "is not for a federation; it makes clients of a simulation lie"
-            raise SettingError("attack", wrong)
-        hidden, random = self.privacy, self.run.sampling == "poisson"
-        if hidden is not None and hidden.adjacency == "add_or_remove" and not random:
-            wrong = '"add_or_remove" needs run.sampling = "poisson"'
-            raise SettingError("privacy.adjacency", wrong)
+    def _goes_together(self) -> "Config":
+        federated = isinstance(self.data, data.Nodes)
+        self._check_cohorts(federated)
+        if self.protect is not None:
+            wrong = "is not for a federation; the policy of each node has it"
+            refuse_first((federated, "protect", wrong))
+            self.require_gradients("protect.rows")
+        if federated and self.federation and self.federation.secure:
+            check_secure(self, self.data.clients)
+        adapt.check(self)
+        model.check(self)
+        select.check(self)
         return self
 
-    @model_validator(mode="after")
-    def _noise_hides_rows(self) -> "Config":
-        if self.protect is None:
-            return self
-        if isinstance(self.data, tables.Nodes):
-            wrong = "is not for a federation; the policy of each node has it"
-            raise SettingError("protect", wrong)
-        self.require_gradients("protect.rows")
-        return self
+    def _check_cohorts(self, federated: bool) -> None:
+        """Refuse two ways to draw a cohort, and ways that a federation has not."""
+        run, populations, hidden = self.run, self.populations or {}, self.privacy
+        total = sum(table.weight for table in populations.values())
+        refuse_first(
+            (
+                self.populations is not None and abs(total - 1) > 1e-6,
+                "populations",
+                f"the weights sum to {total:g}, not to 1",
+            ),
+            (
+                self.populations is not None and run.cohort is not None,
+                "run.cohort",
+                f"{run.cohort} goes without populations, each has a cohort",
+            ),
+            *(
+                (
+                    federated and getattr(run, key) not in (None, "fixed"),
+                    f"run.{key}",
+                    f"is not for a federation; {why}",
+                )
+                for key, why in (
+                    ("epoch", "it draws every round"),
+                    ("separation", "it draws every round"),
+                    ("sampling", "its cohorts have a fixed size"),
+                    ("until", "its server does not know f~ and takes run.rounds"),
+                )
+            ),
+            (
+                federated and self.attack is not None,
+                "attack",
+                "is not for a federation; it makes clients of a simulation lie",
+            ),
+            (
+                hidden is not None
+                and hidden.adjacency == "add_or_remove"
+                and run.sampling != "poisson",
+                "privacy.adjacency",
+                '"add_or_remove" needs run.sampling = "poisson"',
+            ),
+        )
 
     def require_gradients(self, key: str) -> None:
         """Refuse an algorithm that noise on gradients of rows does not cover.
@@ -118,82 +147,78 @@ class Config(Table):
             SettingError: it uses the rows in another way, too.
         """
         reads, own = self.algorithm.entry.reads, getattr(self.algorithm, "personal", 0)
-        solver = getattr(own, "solver", "sgd")
-        for wrong, what in (
-            (reads != "gradients", f"{self.algorithm.name} uses {reads} of rows"),
+        solver, only = getattr(own, "solver", "sgd"), "and noise covers gradients alone"
+        refuse_first(
+            (
+                reads != "gradients",
+                key,
+                f"{self.algorithm.name} uses {reads} of rows, {only}",
+            ),
             (
                 solver not in ("sgd", "gradient_descent"),
-                f"algorithm.personal.solver = {solver!r} uses losses of rows",
+                key,
+                f"algorithm.personal.solver = {solver!r} uses losses of rows, {only}",
             ),
-        ):
-            if wrong:
-                why = f"{what}, and noise covers gradients alone"
-                raise SettingError(key, why)
+        )
 
-    @model_validator(mode="after")
-    def _sums_hide_clients(self) -> "Config":
-        federation = self.federation
-        if isinstance(self.data, tables.Nodes) and federation and federation.secure:
-            check_secure(self, self.data.clients)
-        return self
 
-    @model_validator(mode="after")
-    def _has_layers_to_adapt(self) -> "Config":
-        tables.require_form(self.adapt, self.algorithm)
-        if self.adapt is None:
-            return self
-        name = self.model.name
-        for wrong, why in (
-            (name in defaults.LINEAR, f"{name} has no layer before its last one"),
-            (name == "dual_encoder", "the loss of dual_encoder reads its table itself"),
-        ):
-            if wrong:
-                raise SettingError("adapt", why)
-        return self
+def fill(content: Content, name: str | None = None) -> Content:
+    """The raw tables of a configuration with all that they leave out.
 
-    @model_validator(mode="after")
-    def _rows_to_look_up(self) -> "Config":
-        model, data, central = self.model.name, self.data, self.central
-        numbers = data.partition == "nodes" and data.kind == "classes"
-        known = DATASETS.get(str(data.source))
-        numbers = numbers or (known is not None and known.model == "dual_encoder")
-        if model == "dual_encoder" and not numbers:
-            raise SettingError(
-                "model.name",
-                '"dual_encoder" reads numbers of movies, as data.source = "movielens" '
-                'has them, or nodes with data.kind = "classes"',
-            )
-        if central is not None and central.penalty and model != "dual_encoder":
-            wrong = f'"{central.penalty}" is of the embeddings of dual_encoder, and the'
-            raise SettingError("central.penalty", f"{wrong} model is {model}")
-        if self.select is not None:
-            self._check_select(self.select.parameters)
-        return self
+    Args:
+        content: as TOML has it; what is no table is left for the schema to refuse.
+        name: of the run, where the content has none.
 
-    def _check_select(self, parameters: list[str]) -> None:
-        name, model = self.model.name, self.model
-        found = LOOKED_UP.get(name, {})
-        for parameter in parameters:
-            if found and parameter not in found:
-                wrong = f'"{parameter}" is no table that {name} looks rows up in; there'
-                raise SettingError(
-                    "select.parameters", f"{wrong} is {', '.join(found)}"
-                )
-        decay = getattr(self.algorithm.optimizer, "weight_decay", 0)
-        known = ", ".join(LOOKED_UP)
-        for wrong, why in (
-            (not found, f"{name} looks no rows up in a table; {known} does"),
-            (
-                model.loss not in (None, "hinge"),
-                f'model.loss = "{model.loss}" reads the whole table',
-            ),
-            (model.l2, f"model.l2 = {model.l2} reads the whole table"),
-            (self.compress, "does not go with [compress]"),
-            (self.privacy, "reveals to the server which rows are whose; no [privacy]"),
-            (decay, f"weight_decay = {decay} moves rows that nobody uses"),
-        ):
-            if wrong:
-                raise SettingError("select", why)
+    Raises:
+        SettingError: nothing can be chosen for a key.
+    """
+    rows, options = subtable(content, "data"), subtable(content, "algorithm")
+    adapters = adapt.usual_adapters(options)
+    choice = {"name": model.usual_model(rows, bool(adapters))}
+    choice |= subtable(content, "model")
+    label = f"{data.origin(rows)}-{options.get('name', 'run')}"
+    adapted = {"adapt": adapters} if adapters else {}
+    after = {"version": VERSION, "name": name or label, **adapted, **content}
+    for key, table in (
+        ("data", {**rows, **data.usual_partition(rows)}),
+        ("model", choice),
+        ("algorithm", algorithm.fill(options, str(choice["name"]))),
+        ("run", {"rounds": ROUNDS, **subtable(content, "run")}),
+    ):
+        if isinstance(content.get(key, None if key in NEEDED else {}), dict):
+            after[key] = table
+    if any(_new_keys(content, after)):
+        _make_affordable(content, after)
+    return after
+
+
+def _make_affordable(content: Content, after: Content) -> None:
+    """Add a cohort where there are many clients; measure less of a chosen network."""
+    rows, run = subtable(after, "data"), subtable(after, "run")
+    size, name = data.known_size(rows), subtable(after, "model").get("name")
+    many = size is not None and (size.clients or 0) > MANY and data.has_clients(rows)
+    drawn = "populations" in content or bool({"epoch", "separation"} & set(run))
+    entry = ALGORITHMS.get(str(subtable(after, "algorithm").get("name")))
+    more: dict[str, Content] = {}
+    if many and not drawn and not (entry and entry.everyone):
+        more["run"] = {"cohort": COHORT}
+    if "name" not in subtable(content, "model") and name not in model.LINEAR:
+        held_out = {"splits": ["test"]} if rows.get("test", True) else {}
+        more["measure"] = {"local": False, **held_out}
+    for key, table in more.items():
+        if isinstance(after.get(key, {}), dict):
+            after[key] = {**table, **subtable(after, key)}
+
+
+def _new_keys(content: Content, after: Content) -> Iterator[tuple[str, Any]]:
+    """The keys that ``fill`` wrote, with their values, in the order of the tables."""
+    for key, value in after.items():
+        before = content.get(key)
+        if isinstance(value, dict) and (before is None or isinstance(before, dict)):
+            inside = _new_keys(before or {}, value)
+            yield from ((f"{key}.{inner}", of) for inner, of in inside)
+        elif key not in content:
+            yield key, value
 
 
 def load(path: Path, sets: Iterable[str] = ()) -> Config:
@@ -205,10 +230,10 @@ def load(path: Path, sets: Iterable[str] = ()) -> Config:
     return check(_content(path, sets), str(path), path.parent, path.stem)
 
 
-def chosen(path: Path, sets: Iterable[str] = ()) -> dict[str, Any]:
+def keys_left_out(path: Path, sets: Iterable[str] = ()) -> dict[str, Any]:
     """The keys that ``load`` chose because the file leaves them out, with values."""
-    content = _anchored(_content(path, sets), path.parent)
-    return dict(defaults.chosen(content, defaults.filled(content, path.stem)))
+    content = _anchor(_content(path, sets), path.parent)
+    return dict(_new_keys(content, fill(content, path.stem)))
 
 
 def _content(path: Path, sets: Iterable[str]) -> dict[str, Any]:
@@ -247,13 +272,9 @@ def check(
             f"{where}: version: {version} is newer than this fedblend, which reads "
             f"up to {VERSION}; update fedblend"
         )
-    for (table, key), now in RENAMED.items():
-        if isinstance(content.get(table), dict) and key in content[table]:
-            raise ConfigError(f"{where}: {table}.{key}: this key is now {now}")
     choose(content)
     try:
-        content = defaults.filled(_anchored(content, folder), name)
-        content = with_hash(content)
+        content = adapt.add_hash(fill(_anchor(content, folder), name))
         return Config.model_validate(content)
     except SettingError as error:
         raise ConfigError(f"{where}: {error}") from None
@@ -261,7 +282,7 @@ def check(
         raise ConfigError(f"{where}: {first_error(error, content)}") from None
 
 
-def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _anchor(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The content with its paths made absolute."""
     anchored = dict(content)
     for name, keys in _PATHS.items():
@@ -338,30 +359,3 @@ def named_by_key(**others: str) -> Iterator[None]:
         if name not in known:
             raise
         raise ConfigError(f"{known[name]}: {rest}") from None
-
-
-def with_parts(config: Config, model: models.Model, task: Task) -> Config:
-    """The configuration with the names of parameters in place of a word like "head".
-
-    Raises:
-        ConfigError: the model has no such part.
-    """
-    options = config.algorithm
-    key = options.entry.keeps
-    word = key and getattr(options, key)
-    if not isinstance(word, str) or key is None:
-        return config
-    if config.model.name in defaults.LINEAR and word in _OF_LINEAR:
-        names = _OF_LINEAR[word]
-    else:
-        whole = task.numbers or task.kind == "sequence"
-        kind = jnp.int32 if whole else jnp.dtype(config.run.precision)
-        rows = jax.ShapeDtypeStruct((2, *task.shape), kind)
-        try:
-            names = models.find_part(model, rows, word)
-        except SettingError as error:
-            can = word == "normalization" and hasattr(config.model, "norm")
-            more = "; model.norm = true adds layers of it" if can else ""
-            raise ConfigError(f"algorithm.{key}: {error.why}{more}") from None
-    changed = options.model_copy(update={key: names})
-    return config.model_copy(update={"algorithm": changed})

@@ -23,7 +23,8 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.build import Built, method
 from fedblend.config.config import Config, check
-from fedblend.config.model import loss_name, rates, smoothness
+from fedblend.config.tables.model import loss_name
+from fedblend.config.theory_rates import rates, smoothness
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, shown
 from fedblend.simulation.sampling import as_cohort, complete_strata

@@ -23,8 +23,8 @@ import numpy as np
 from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
-from fedblend.config.model import with_rates
-from fedblend.config.transforms import selected
+from fedblend.config.tables.select import select_rows
+from fedblend.config.theory_rates import with_rates
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.errors import ConfigError
 from fedblend.losses import gradient
@@ -275,7 +275,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         update={"how": how, "rate": None if own is None else factor * own}
     )
     changed = config.model_copy(update={"algorithm": options, "central": table})
-    return selected(config, rebuilt(changed, built), [built.federated_data])
+    return select_rows(config, rebuilt(changed, built), [built.federated_data])
 
 
 def _weights(built: Built) -> str:

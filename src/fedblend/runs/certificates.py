@@ -13,7 +13,7 @@ import numpy as np
 
 from fedblend.config.build import Built
 from fedblend.config.config import Config
-from fedblend.config.model import asks_for_constants, require_known
+from fedblend.config.theory_rates import asks_for_constants, require_known
 from fedblend.errors import ConfigError
 from fedblend.simulation.certify import certificates, until
 from fedblend.simulation.run import Run

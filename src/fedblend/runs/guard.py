@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, named_by_key
+from fedblend.config.tables import privacy
 from fedblend.errors import RunError
 from fedblend.runs import results, run_folder
 from fedblend.runs.run import open_folder

@@ -11,7 +11,7 @@ later run restores them as if it had been interrupted there.
 from typing import Any
 
 from fedblend.config.config import Config, dump
-from fedblend.config.schema.local_work import LocalWork
+from fedblend.config.tables.local_work import LocalWork
 from fedblend.runs.run_folder import Folder
 from fedblend.simulation.io import checkpoint
 

@@ -35,9 +35,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.config.config import Config, with_parts
-from fedblend.config.measures import measures_of
-from fedblend.config.model import loss_name, losses_of, model_of, smoothness
+from fedblend.config.config import Config
+from fedblend.config.tables.algorithm import name_parts
+from fedblend.config.tables.measure import measures_of
+from fedblend.config.tables.model import loss_name, losses_of, model_of
+from fedblend.config.theory_rates import smoothness
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
@@ -185,7 +187,7 @@ def personalize_from(
     with precision(config.run.precision):
         name = loss_name(config, task)
         model = model_of(config, task, name)
-        config = with_parts(config, model, task)
+        config = name_parts(config, model, task)
         plain, loss = losses_of(config, name, model.apply, task)
         path = folder.model(chosen if isinstance(config.run.seed, list) else None)
         shapes = jax.eval_shape(model.init, jax.random.key(0))

@@ -17,8 +17,9 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.config.build import Built
-from fedblend.config.config import Config, with_parts
-from fedblend.config.model import loss_name
+from fedblend.config.config import Config
+from fedblend.config.tables.algorithm import name_parts
+from fedblend.config.tables.model import loss_name
 from fedblend.report import measures
 from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
@@ -116,7 +117,7 @@ def _unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
         return []
     new_clients = partial(
         personalize.new_clients,
-        with_parts(config, built.model, built.task),
+        name_parts(config, built.model, built.task),
         (loss_name(config, built.task), built.loss),
         measure=built.measures,
         splits=config.measure.splits,

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, named_by_key
+from fedblend.config.tables import privacy
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.report.figures import USUAL
 from fedblend.report.measures import in_order

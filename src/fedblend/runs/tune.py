@@ -16,10 +16,10 @@ from typing import Any
 import jax
 
 from fedblend import trees
-from fedblend.config import privacy
 from fedblend.config.build import Built, build, method
 from fedblend.config.config import Config, dump, named_by_key
-from fedblend.config.model import Rates, rates
+from fedblend.config.tables import privacy
+from fedblend.config.theory_rates import Rates, rates
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, RunError
 from fedblend.runs import run_folder

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedblend.config.data import splits_of
+from fedblend.config.tables.data import splits_of
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.readers.tables import FILES, input_columns
 from fedblend.simulation.io.serialize import WireError, write_atomically

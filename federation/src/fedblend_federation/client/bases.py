@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fedblend.config.base_file import hash_file, read_arrays
+from fedblend.config.tables.adapt import hash_file, read_arrays
 from fedblend.config.toml import parse
 from fedblend.errors import ConfigError
 from fedblend_federation.contract import Contract

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.checks import fits
-from fedblend.config.data import splits_of
+from fedblend.config.tables.data import splits_of
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import (
@@ -41,7 +41,7 @@ from fedblend_federation.contract import SPLITS, Contract, Deployment, deploymen
 from fedblend_federation.ops.settings import ClientSettings
 
 if TYPE_CHECKING:
-    from fedblend.config.schema.privacy import ProtectRows
+    from fedblend.config.tables.privacy import ProtectRows
     from fedblend.transforms.row_noise import RowNoise
 
 Measured = dict[str, dict[str, dict[str, float]]]

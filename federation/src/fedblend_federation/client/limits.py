@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from fedblend.config.config import Config
-from fedblend.config.schema.local_work import LocalWork, ScheduleTable
-from fedblend.config.schema.table import Table
+from fedblend.config.table import Table
+from fedblend.config.tables.local_work import LocalWork, ScheduleTable
 from fedblend.core import PyTree
 from fedblend.local import MOST_ORDERED
 from fedblend_federation.client.policy import Accept, Limits, refusal_line

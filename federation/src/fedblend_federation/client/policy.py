@@ -21,9 +21,7 @@ from pydantic_core import PydanticCustomError
 from fedblend.checks import Number
 from fedblend.config.config import Config
 from fedblend.config.imports import import_paths
-from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.privacy import ProtectRows
-from fedblend.config.schema.table import (
+from fedblend.config.table import (
     Count,
     Index,
     Inside,
@@ -35,7 +33,10 @@ from fedblend.config.schema.table import (
     matching,
     within,
 )
-from fedblend.config.schema.tables import LossName, Split
+from fedblend.config.tables.federation import Federation
+from fedblend.config.tables.measure import Split
+from fedblend.config.tables.model import LossName
+from fedblend.config.tables.privacy import ProtectRows
 from fedblend.config.toml import LONGEST, parse
 from fedblend.errors import ConfigError, SettingError
 from fedblend.metrics import Metric

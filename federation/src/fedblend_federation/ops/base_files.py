@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from fedblend.config.base_file import hash_file
+from fedblend.config.tables.adapt import hash_file
 from fedblend.errors import RunError
 from fedblend_federation.client.bases import SUFFIX, SUMS, require_base
 

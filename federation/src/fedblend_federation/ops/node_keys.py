@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from fedblend.config.schema.table import Table
+from fedblend.config.table import Table
 from fedblend.errors import ConfigError, RunError
 from fedblend_federation.ops import certificates
 from fedblend_federation.ops.settings import (

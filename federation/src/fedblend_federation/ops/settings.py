@@ -22,8 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
-from fedblend.config.schema.table import Index, Table, first_error
-from fedblend.config.schema.tables import Word
+from fedblend.config.table import Index, Table, Word, first_error
 from fedblend.errors import ConfigError, RunError, SettingError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")

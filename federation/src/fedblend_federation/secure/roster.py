@@ -22,8 +22,8 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from fedblend.config.config import Config
-from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.table import Index, Table, Word
+from fedblend.config.table import Index, Table, Word
+from fedblend.config.tables.federation import Federation
 from fedblend.errors import ConfigError
 from fedblend_federation.client.policy import Accept
 from fedblend_federation.ops.settings import ClientSettings, parse_as

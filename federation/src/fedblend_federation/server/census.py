@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.config.schema.federation import Federation
+from fedblend.config.tables.federation import Federation
 from fedblend.theory.constants import Smoothness
 from fedblend_federation.contract import Contract
 from fedblend_federation.message import schema_hash

@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from fedblend.config import privacy
 from fedblend.config.config import load
-from fedblend.config.data import own_rows
+from fedblend.config.tables import privacy
+from fedblend.config.tables.central import own_rows
 from fedblend.errors import ConfigError, RunError
 from fedblend.runs import results, run_folder
 from fedblend.runs.run_folder import Folder

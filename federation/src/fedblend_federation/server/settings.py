@@ -13,7 +13,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.config.config import Config
-from fedblend.config.schema.federation import Federation
+from fedblend.config.tables.federation import Federation
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.metrics import Metric

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.config import privacy
 from fedblend.config.build import build
 from fedblend.config.config import Config
+from fedblend.config.tables import privacy
 from fedblend.errors import ConfigError
 from fedblend.trees import precision
 from fedblend_reproductions.audit_privacy import attack, lower_bound

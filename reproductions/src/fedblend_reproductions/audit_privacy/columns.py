@@ -9,9 +9,9 @@ Whatever else differs then depends on these rows without any noise.
 
 import numpy as np
 
-from fedblend.config import data
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
+from fedblend.config.tables import data
 from fedblend.data.dataset import Dataset
 
 ABSURD = 1e9

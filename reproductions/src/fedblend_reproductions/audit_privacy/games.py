@@ -12,7 +12,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.config.build import Built, method
 from fedblend.config.config import Config, named_by_key
-from fedblend.config.schema.privacy import Privacy
+from fedblend.config.tables.privacy import Privacy
 from fedblend.errors import ConfigError
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedblend.config.model import loss_name, model_of
+from fedblend.config.tables.model import loss_name, model_of
 from fedblend.core import PyTree
 from fedblend.errors import RunError
 from fedblend.mixing import Blend, sum_of_changes

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedblend.config.config import Config, dump
 from fedblend.config.imports import CodeError
-from fedblend.config.model import loss_name, model_of
+from fedblend.config.tables.model import loss_name, model_of
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedblend import trees
-from fedblend.config import model, toml
+from fedblend.config import theory_rates, toml
 from fedblend.config.config import Config, check
 from fedblend.runs.plan.problem import Problem
 from fedblend.theory import bounds, local_training
@@ -130,7 +130,7 @@ def configured(found: Problem) -> list[Candidate]:
     plain = Candidate("dgd", "", (), bounds.dgd)
     if table is None:
         return [plain]
-    way = model.solver(table, trees.size(found.params), len(found.shape))
+    way = theory_rates.solver(table, trees.size(found.params), len(found.shape))
 
     def bound(known: Mixture) -> Curve:
         return bounds.curve(way.name, known, *way[1:])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.config import model
+from fedblend.config import theory_rates
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.core import Key, PyTree
@@ -83,7 +83,7 @@ def problem(config: Config) -> Problem:
             "lbfgs, newton and gradient_descent do"
         )
     _check_transforms(config)
-    model.require_assumptions(config)
+    theory_rates.require_assumptions(config)
     patient = {"tolerance": TOLERANCE, "most": PATIENCE * own.most}
     own = own.model_copy(update=patient)
     exact = config.model_copy(
@@ -96,12 +96,14 @@ def problem(config: Config) -> Problem:
     with precision("float64"):
         built = build(exact)
         clients = built.federated_data.clients
-        model.require_assumptions(config, clients)
-        known = model.require_known(built.smoothness, "plan")
+        theory_rates.require_assumptions(config, clients)
+        known = theory_rates.require_known(built.smoothness, "plan")
         shape = _shape(options.alpha, clients)
         _check_convex(built, known, shape)
         models, norms = _local_models(built)
-        model.solver(config.compress, models.shape[1], clients)  # refuses wrong rates
+        theory_rates.solver(
+            config.compress, models.shape[1], clients
+        )  # refuses wrong rates
         params = jax.device_get(built.model.init(built.key))
         gap = _measured_gap(built, params, models, norms, known)
     return Problem(config, built, params, known, models, float(norms.max()), shape, gap)
@@ -168,7 +170,7 @@ def _check_transforms(config: Config) -> None:
         raise ConfigError("compress.masks: there are no plans for one mask")
     if how not in ("diana", "ef21"):
         # A biased compressor is the more helpful thing to name.
-        model.solver(config.compress, 1, 1)
+        theory_rates.solver(config.compress, 1, 1)
         raise ConfigError(
             f'compress.how: "{how}" has no plan, it ends in a neighborhood; there are '
             'plans for "diana" and "ef21", and without [compress]'

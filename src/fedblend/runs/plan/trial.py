@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend.config.build import Method
 from fedblend.config.config import Config
-from fedblend.config.model import rates
+from fedblend.config.theory_rates import rates
 from fedblend.core import Algorithm, Key
 from fedblend.runs.plan.messages import built_for, run_of
 from fedblend.runs.plan.problem import Problem

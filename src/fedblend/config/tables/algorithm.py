@@ -10,33 +10,52 @@ well, that is FedAvg with this local work, and ``work`` is a table of its own. W
 builder itself refuses is refused when a configuration is read.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import (
+    PlainValidator,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
-from fedblend import solvers
+from fedblend import models, solvers
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.compress.compressor import COMPRESSOR
-from fedblend.config.schema.local_work import LocalWork, OptimizerTable
-from fedblend.config.schema.table import (
+from fedblend.config.imports import imported, one_line_errors
+from fedblend.config.table import (
     TYPES,
+    Content,
     Count,
     Mixing,
     Names,
     Positive,
     Table,
     arguments,
+    first_error,
     one_of,
+    one_of_or_imported,
     one_word,
     table_of,
 )
-from fedblend.config.schema.tables import AnyCompressor
+from fedblend.config.tables.compress import AnyCompressor
+from fedblend.config.tables.local_work import (
+    RATES,
+    WORK,
+    LocalWork,
+    OptimizerTable,
+    with_work,
+)
+from fedblend.config.tables.model import LINEAR, some_inputs
 from fedblend.core import Algorithm, Loss
+from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError, SettingError, UserError
 from fedblend.mixing import MIXING, Apply
-from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
+from fedblend.registry import ALGORITHMS, FACTS, TRAINS, AlgorithmEntry, Builder
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.local_training import LocalTraining
 
@@ -249,3 +268,157 @@ def options_of(entry: AlgorithmEntry) -> type[Options]:
 
 OPTIONS = {name: options_of(entry) for name, entry in ALGORITHMS.items()}
 """The tables by the name of the algorithm."""
+
+
+def import_options(content: Any) -> Options:
+    """The table of an algorithm by import path: this imports its module.
+
+    The function is one that ``registry.algorithm`` registers, or another of the same
+    parameters; its options without a rule have the types of their defaults.
+    """
+    if isinstance(content, Options):
+        return content
+    name, folder = content["name"], content.get("import_from")
+    build = imported(name, folder if isinstance(folder, str) else None)
+    own = [one for one in ALGORITHMS.values() if build in (one.build, one.builder)]
+    other = AlgorithmEntry(name, build, build, ("update",), TRAINS, {}, None, None)
+    entry = dataclasses.replace(own[0] if own else other, name=name)
+    entry = dataclasses.replace(entry, build=_explain_errors(name, entry.build))
+    with one_line_errors(name):
+        table = options_of(entry)
+    plain = {
+        one.name: (type(one.default), one.default)
+        for one in entry.parameters.values()
+        if isinstance(one.default, bool | int | float | str)
+        and one.name not in table.model_fields
+    }
+    fields: Any = {"import_from": (str | None, None), **plain}
+    table = create_model(table.__name__, __base__=table, **fields)
+    try:
+        options = table.model_validate(content)
+    except ValidationError as error:
+        key, _, why = first_error(error, content).partition(": ")
+        raise SettingError(key, why) from None
+    built = options.build(**PLACEHOLDERS)
+    if not isinstance(built, Algorithm):
+        wrong = f'"{name}": returned a {type(built).__name__}, not an Algorithm'
+        raise SettingError("name", wrong)
+    return options
+
+
+def _explain_errors(name: str, build: Builder) -> Builder:
+    """The builder, its errors in one line."""
+
+    @wraps(build)
+    def build_or_explain(*args: Any, **kwargs: Any) -> Algorithm:
+        with one_line_errors(name):
+            return build(*args, **kwargs)
+
+    return build_or_explain
+
+
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
+
+    AnyOptions = Options
+else:
+    AnyOptions = one_of_or_imported(
+        OPTIONS.values(), Annotated[Any, PlainValidator(import_options)]
+    )
+
+
+REQUIRED: Mapping[str, Any] = {
+    "alpha": 0.5,
+    "copies": 2,
+    "head_steps": 10,
+    "inner_rate": 0.05,
+    "inner_steps": 5,
+    "compressor": {"name": "natural"},
+    "lam": 0.1,
+    "mu": 0.01,
+    "personal": {"solver": "sgd"},
+    "personal_steps": 10,
+    "q_rate": 0.01,
+    "refresh": 0.1,
+    "server": 1.0,
+    "tuning_steps": 10,
+}
+"""Options that an algorithm must have, by their keys."""
+HEADS: Mapping[str, str] = {
+    **dict.fromkeys(LINEAR, "bias"),
+    **dict.fromkeys(("mlp", "cnn", "large_cnn", "resnet18", "char_rnn"), "last"),
+    "text_classifier": "last",
+    "transformer": "norm",
+    "dual_encoder": "dense",
+}
+"""The parts of a model that stay with a client: of a linear one, the intercept."""
+
+
+def fill(table: Content, model: str) -> Content:
+    """The local work, and the options that the algorithm cannot do without."""
+    name = str(table.get("name"))
+    entry = ALGORITHMS.get(name)
+    own = {} if entry is None else entry.defaults
+    usual = {**WORK, "rate": RATES.get(model, WORK["rate"])}
+    found = with_work(table, {**usual, **own})
+    if entry is None:
+        return found
+    nested = entry.keys.get("work")
+    for key in _required(entry):
+        if key == nested:
+            found.setdefault(key, {})
+        elif key in (entry.keeps, "head"):
+            found.setdefault(key, _part(key, model))
+        elif key in REQUIRED:
+            found.setdefault(key, {**REQUIRED, **own}[key])
+    usual |= {key: table[key] for key in ("optimizer", "batch_size") if key in table}
+    if isinstance(table.get("rate"), float):
+        usual["rate"] = table["rate"]
+    for key, value in found.items():
+        if isinstance(value, dict) and (key == nested or value.get("solver") == "sgd"):
+            found[key] = with_work(value, usual)
+    return found
+
+
+def _part(key: str, model: str) -> str | list[str]:
+    """The part of a model that stays with a client; mostly its key says which."""
+    word = "head" if key == "personal" else key
+    return [HEADS[model]] if word == "head" and model in HEADS else word
+
+
+def _required(entry: AlgorithmEntry) -> Iterator[str]:
+    """The keys of the options that have no default in the builder."""
+    for name, parameter in entry.parameters.items():
+        given = name in ("loss", "algorithm", *FACTS)
+        is_main_work = name == "work" and name not in entry.keys
+        if parameter.default is parameter.empty and not (given or is_main_work):
+            yield entry.keys.get(name, name)
+
+
+_OF_LINEAR = {"head": ["bias"], "body": ["weight"]}
+"""A linear model is a single layer: its head is the intercept."""
+
+
+def name_parts(config: "Config", model: models.Model, task: Task) -> "Config":
+    """The configuration with the names of parameters in place of a word like "head".
+
+    Raises:
+        ConfigError: the model has no such part.
+    """
+    options = config.algorithm
+    key = options.entry.keeps
+    word = key and getattr(options, key)
+    if not isinstance(word, str) or key is None:
+        return config
+    if config.model.name in LINEAR and word in _OF_LINEAR:
+        names = _OF_LINEAR[word]
+    else:
+        rows = some_inputs(task, config.run.precision)
+        try:
+            names = models.find_part(model, rows, word)
+        except SettingError as error:
+            can = word == "normalization" and hasattr(config.model, "norm")
+            more = "; model.norm = true adds layers of it" if can else ""
+            raise ConfigError(f"algorithm.{key}: {error.why}{more}") from None
+    changed = options.model_copy(update={key: names})
+    return config.model_copy(update={"algorithm": changed})

@@ -1,22 +1,45 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The privacy of a run: epsilon by the table ``[privacy]``, or why there is none.
+"""The tables ``[privacy]`` and ``[protect]``: noise for clients, and for rows.
 
 One list decides whether an epsilon is printed, ``_conditions``. A run has a guarantee
 if it meets all of them; a setting that the list does not know, such as one that a later
 version adds, has none.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedblend.config.config import Config
-from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.privacy import Privacy, taking_part
+from pydantic import model_validator
+
+from fedblend import transforms
+from fedblend.config.table import (
+    Count,
+    Inside,
+    Mixing,
+    NotNegative,
+    Positive,
+    Table,
+    arguments,
+    refuse_first,
+    within,
+)
+from fedblend.config.tables.federation import Federation
+from fedblend.config.tables.run import Run
+from fedblend.core import Algorithm, Loss
 from fedblend.data.dataset import DATASETS
 from fedblend.errors import ConfigError
-from fedblend.registry import OWN_MODEL
+from fedblend.registry import (
+    OWN_MODEL,
+)
+from fedblend.theory.blt import BUFFERS, Blt, optimal
 from fedblend.theory.privacy import Guarantee, spent, spent_by_blt, spent_by_tree
+from fedblend.transforms.row_noise import RowNoise, row_noise
 
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
+
+ADAPTIVE = ("quantile", "rate", "count_noise")
+"""Keys of a clip that follows the clients' norms."""
 SCOPE = (
     "for the shared model; personal models, metrics, clients.csv and checkpoints are "
     "not covered"
@@ -64,7 +87,105 @@ EXAMINED = {
 """By table: the keys for which ``_conditions`` has what privacy needs of them."""
 
 
-def report(config: Config, clients: int, raw: bool) -> dict[str, Any]:
+class ProtectRows(Table):
+    """How gradients hide single rows, in a simulation or by the policy of a node."""
+
+    clip: Positive = 3.0
+    noise: NotNegative = 0.5
+
+    def hide(self, loss: Loss) -> RowNoise:
+        """The loss with such gradients."""
+        return row_noise(loss, self.clip, self.noise)
+
+
+class Protect(Table):
+    """What the clients of a simulation do to their gradients."""
+
+    rows: ProtectRows
+
+
+class Privacy(Table):
+    """How answers are clipped, how much noise their sum gets, and at which delta."""
+
+    clip: Positive
+    noise: NotNegative
+    tree: Count | None = None
+    buffers: Annotated[int, within(BUFFERS)] | None = None
+    delta: Inside
+    adjacency: Literal["replace_one", "zero_out", "add_or_remove"] = "replace_one"
+    adaptive: bool = False
+    quantile: Mixing | None = None
+    rate: Positive | None = None
+    count_noise: Positive | None = None
+    noise_from: Literal["system", "seed"] = "system"
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "Privacy":
+        refuse_first(
+            *(
+                (
+                    not self.adaptive and getattr(self, key) is not None,
+                    key,
+                    "goes with adaptive = true",
+                )
+                for key in ADAPTIVE
+            ),
+            *(
+                (
+                    self.adaptive and getattr(self, key) is not None,
+                    key,
+                    "goes without adaptive = true, with one clip",
+                )
+                for key in ("tree", "buffers")
+            ),
+            (
+                self.tree is not None and self.buffers is not None,
+                "buffers",
+                "goes without tree, which has other noise",
+            ),
+        )
+        return self
+
+    def strategy(self, run: Run, server: Any) -> Blt:
+        """How ``buffers`` correlate noise: optimal for the run.
+
+        Args:
+            run: its rounds, and how clients are drawn.
+            server: the server's rate or optimizer, if it has one.
+        """
+        momentum = getattr(server, "momentum", 0.0)
+        return optimal(
+            rounds=max(run.rounds, 1),
+            **participation(run),
+            buffers=self.buffers or 0,
+            momentum=momentum if isinstance(momentum, float) else 0.0,
+        )
+
+
+def participation(run: Run) -> dict[str, Any]:
+    """How far apart a client takes part at least, and how often at most."""
+    epochs = None if run.epoch is None else max(-(-run.rounds // run.epoch), 1)
+    return {"separation": run.separation or 1, "participations": epochs}
+
+
+def add_noise(config: "Config", algorithm: Algorithm, cohort: int) -> Algorithm:
+    """The algorithm with clipped answers, and noise on their sum."""
+    table, server = config.privacy, getattr(config.algorithm, "server", None)
+    assert table is not None
+    facts: dict[str, Any] = {"algorithm": algorithm, "cohort": cohort}
+    transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
+    if table.buffers is not None:
+        transform = transforms.dp_blt
+        facts["strategy"] = table.strategy(config.run, server)
+    if table.adaptive and table.quantile is None:
+        facts["quantile"] = 0.5
+    try:
+        return transform(**arguments(transform, table, facts))
+    except ValueError as error:
+        raise ConfigError(f"privacy.{str(error).partition(': ')[2]}") from None
+
+
+def report(config: "Config", clients: int, raw: bool) -> dict[str, Any]:
     """The privacy of a run for its summary; empty without ``[privacy]``.
 
     ``epsilon`` is that of everything the run publishes: of all its seeds together.
@@ -90,7 +211,7 @@ def report(config: Config, clients: int, raw: bool) -> dict[str, Any]:
     return {"privacy": {"sentence": sentence, **facts, **neighbors}}
 
 
-def _guarantee(config: Config, clients: int, runs: int, raw: bool) -> Guarantee:
+def _guarantee(config: "Config", clients: int, runs: int, raw: bool) -> Guarantee:
     table, run = config.privacy, config.run
     assert table is not None
     for holds, otherwise in _conditions(config, table, raw):
@@ -102,7 +223,7 @@ def _guarantee(config: Config, clients: int, runs: int, raw: bool) -> Guarantee:
     try:
         if table.buffers is not None:
             strategy = table.strategy(run, getattr(config.algorithm, "server", None))
-            who = {"strategy": strategy, **taking_part(run)}
+            who = {"strategy": strategy, **participation(run)}
             return spent_by_blt(**noise, **who, rounds=run.rounds, runs=runs)
         if table.tree is None and epoch is None and apart is None:
             # As many are drawn, and whose answers come first is not random.
@@ -120,7 +241,7 @@ def _guarantee(config: Config, clients: int, runs: int, raw: bool) -> Guarantee:
         raise ConfigError(str(error)) from None
 
 
-def _conditions(config: Config, table: Privacy, raw: bool) -> list[tuple[bool, str]]:
+def _conditions(config: "Config", table: Privacy, raw: bool) -> list[tuple[bool, str]]:
     """All that a guarantee needs, each with the reason why there is none without it.
 
     That clients send an update and nothing else, that one size of cohort is planned
@@ -199,7 +320,7 @@ def _conditions(config: Config, table: Privacy, raw: bool) -> list[tuple[bool, s
     ]
 
 
-def _unexamined(config: Config) -> str:
+def _unexamined(config: "Config") -> str:
     """The first key of a table in use that the list does not know."""
     for name, known in EXAMINED.items():
         table = config if name == "config" else getattr(config, name)

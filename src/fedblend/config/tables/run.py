@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from fedblend.checks import Number
-from fedblend.config.schema.table import (
+from fedblend.config.table import (
     Count,
     Fraction,
     Index,

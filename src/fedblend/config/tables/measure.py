@@ -1,20 +1,41 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics that a configuration measures."""
+"""The table ``[measure]``: which metrics, on which rows."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from fedblend import metrics
-from fedblend.config.config import Config
+from fedblend.config.table import Count, Index, Positive, Table, matching
 from fedblend.core import Loss
-from fedblend.data.dataset import Task
+from fedblend.data.dataset import (
+    Task,
+)
 from fedblend.errors import ConfigError
-from fedblend.metrics import METRICS
+from fedblend.metrics import METRICS, registry
 from fedblend.mixing import Apply
+
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
+
+Metric = Annotated[str, matching(registry.pattern(), registry.in_words())]
+Split = Literal["train", "validation", "test"]
+
+
+class Measure(Table):
+    """What is measured, where."""
+
+    splits: Annotated[list[Split], Field(min_length=1)] | None = None
+    on: Count | Annotated[list[Index], Field(min_length=1)] | None = None
+    local: bool | Count = True
+    local_rate: Positive | Literal["tune", "same"] | None = None
+    metrics: Annotated[list[Metric], Field(min_length=1)] | None = None
 
 
 def measures_of(
-    config: Config, task: Task, loss: Loss, apply: Apply
+    config: "Config", task: Task, loss: Loss, apply: Apply
 ) -> Mapping[str, metrics.Metric]:
     """The metrics of ``[measure]``, or the usual ones; loss is without the l2 term."""
     names = config.measure.metrics

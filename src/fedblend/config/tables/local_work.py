@@ -16,8 +16,9 @@ import numpy as np
 import optax
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from fedblend.config.schema.table import (
+from fedblend.config.table import (
     TYPES,
+    Content,
     Count,
     Fraction,
     Mixing,
@@ -135,6 +136,8 @@ else:
     Schedule = one_of(
         tagged(name, ScheduleTable, **fields) for name, (_, fields) in SCHEDULES.items()
     )
+
+
 TYPES[OPTIMIZER] = Rule
 
 
@@ -196,3 +199,21 @@ class LocalWork(Table):
     def make(self, _: Mapping[str, Any]) -> Work:
         """What the table stands for as an argument."""
         return self.work()
+
+
+WORK = {"rate": 0.1, "steps": 10, "batch_size": 32}
+"""The local work of a client in a round."""
+RATES = {"char_rnn": 0.8}
+"""Of models that need another one."""
+
+
+def with_work(table: Content, usual: Content) -> Content:
+    """The table with what it lacks of local work."""
+    found = dict(table)
+    if "rate" not in table and "optimizer" not in table:
+        key = "optimizer" if "optimizer" in usual else "rate"
+        found[key] = usual[key]
+    if "steps" not in table and "epochs" not in table:
+        found["steps"] = usual["steps"]
+    rows = "all" if found.get("rate") == "theory" else usual["batch_size"]
+    return {**found, "batch_size": table.get("batch_size", rows)}

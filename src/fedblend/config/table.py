@@ -16,15 +16,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     ValidationError,
     create_model,
     model_validator,
@@ -33,6 +35,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fedblend import checks
 from fedblend.checks import Number, Paths, Rule, Words
+from fedblend.config.imports import is_import_path
 from fedblend.config.toml import literal, quoted, visible
 from fedblend.errors import ConfigError, SettingError, UserError, hint
 from fedblend.models.parts import PARTS
@@ -46,6 +49,20 @@ def exactly_one(table: Any, *names: str) -> None:
         what = several if given else "is missing"
         keys = f"{', '.join(names[:-1])} or {names[-1]}"
         raise SettingError(keys, f"{what}; exactly one is needed")
+
+
+def refuse_first(*refusals: tuple[Any, str, str]) -> None:
+    """Refuse a configuration for the first of these that applies.
+
+    Args:
+        refusals: whether it applies, the key, and what is wrong with it.
+
+    Raises:
+        SettingError: the key, and what is wrong.
+    """
+    for applies, key, why in refusals:
+        if applies:
+            raise SettingError(key, why)
 
 
 class Table(BaseModel):
@@ -63,6 +80,16 @@ class Table(BaseModel):
             if key not in known:
                 raise SettingError(key, f"unknown key; {hint(key, known)}")
         return content
+
+
+Content = dict[str, Any]
+"""Raw tables, as TOML has them."""
+
+
+def subtable(content: Content, key: str) -> Content:
+    """A table of the content; an empty one for anything else, which is refused."""
+    found = content.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 LARGEST = 2**31 - 1
@@ -201,6 +228,28 @@ def one_of(tables: Iterable[type[Table]], tag: str = "name") -> Any:
     return Annotated[reduce(or_, tables), Field(discriminator=tag)]
 
 
+def one_of_or_imported(tables: Iterable[type[Table]], other: Any) -> Any:
+    """The type of a table that is one of several by its name, or else ``other``.
+
+    ``other`` is the type of a table whose name is an import path.
+    """
+    known: list[Any] = [
+        Annotated[one, Tag(get_args(one.model_fields["name"].annotation)[0])]
+        for one in tables
+    ]
+    kinds = reduce(or_, known, Annotated[other, Tag(IMPORTED)])
+    return Annotated[kinds, Discriminator(_kind)]
+
+
+def _kind(table: Any) -> str | None:
+    """The name of a table; import paths are one kind."""
+    given = isinstance(table, Mapping)
+    name = table.get("name") if given else getattr(table, "name", None)
+    if is_import_path(name):
+        return IMPORTED
+    return None if name is None else str(name)
+
+
 def arguments(
     function: Callable[..., Any],
     table: Table,
@@ -266,11 +315,6 @@ _TYPES = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
-_MOVED = dict.fromkeys(
-    ("apfl_fedtorch", "apfl_fedjax"),
-    "is no algorithm of fedblend; fedblend_reproductions.apfl.other_libraries has it",
-)
-"""Names that configurations once had, and where to find them."""
 
 
 def first_error(error: ValidationError, raw: Any) -> str:
@@ -343,8 +387,6 @@ def _untagged(error: ErrorDetails) -> str:
         return "is missing"
     context = error.get("ctx", {})
     tag, known = context["tag"], context["expected_tags"].split(",")
-    if tag in _MOVED:
-        return f"{_shown(tag)} {_MOVED[tag]}"
     names = [one for one in (name.strip("' ") for name in known) if one not in _KINDS]
     return f"{_shown(tag)} is unknown; {hint(tag, names)}"
 

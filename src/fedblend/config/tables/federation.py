@@ -1,9 +1,22 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration cannot have where sums are secure: ``federation.secure``."""
+"""The table ``[federation]``: how a server waits for its nodes, and what it believes.
 
-from typing import TYPE_CHECKING
+Where sums are secure, a configuration cannot have what needs the answers of single
+clients, or shows them in a sum.
+"""
 
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from fedblend.checks import Number
+from fedblend.config.table import (
+    Count,
+    Index,
+    Positive,
+    Share,
+    Table,
+    within,
+)
 from fedblend.errors import SettingError
 
 if TYPE_CHECKING:
@@ -15,6 +28,26 @@ APART = ("top_k", "rand_k")
 """Compressors whose entries differ by client in ``[compress]``."""
 SUMMED = 'whole updates, quantizers, rand_k with masks = "one"'
 """Answers whose sum shows no single client."""
+
+
+class Federation(Table):
+    """How the server of a federation waits for its nodes, and whom it believes."""
+
+    deadline: Positive = 600.0
+    resend: Positive = 120.0
+    attempts: Count = 20
+    quorum: Share = 1.0
+    spare: Index = 0
+    longest_update: Positive | None = None
+    longest_rest: Positive | None = None
+    largest_answer: Count | None = None
+    norm_ratio: Positive | None = 100.0
+    clip_ratio: Positive | None = 3.0
+    weight_ratio: Annotated[float, within(Number(least=1))] | None = 3.0
+    max_rows: Count = 1_000_000
+    secure: bool = False
+    secure_bits: Literal[32, 64] = 64
+    secure_clip: Positive = 65536.0
 
 
 def check_secure(config: "Config", clients: int) -> None:

@@ -1,131 +1,43 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a configuration: its loss, its constants and their step.
+"""What theory says of a configuration: constants of the losses, rates, warnings.
 
 Constants of f_i are known for models that are linear in their inputs, with the losses
 of logistic regression, softmax regression and least squares. ``rate = "theory"`` and
-plans rest on theorems about plain gradient descent in which everybody takes part.
+plans rest on theorems about plain gradient descent in which every client takes part.
+A given rate is allowed even where theory knows none to be stable: L_i are upper bounds,
+of the full rows.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from fedblend import losses, models
-from fedblend.config.config import Config
-from fedblend.config.imported_model import imported_model
-from fedblend.config.model_form import formed, in_scale
-from fedblend.config.schema.tables import Compress, CompressorTable, ModelChoice
+from fedblend.config.tables.compress import Compress, contraction
+from fedblend.config.tables.model import LINEAR, ModelChoice
 from fedblend.config.toml import literal
-from fedblend.core import Loss
-from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
-from fedblend.mixing import Apply
 from fedblend.theory import constants, steps
-from fedblend.theory.constants import Smoothness, mu_alpha, together
+from fedblend.theory.constants import (
+    Smoothness,
+    mu_alpha,
+    smoothness_of_parts,
+    squared_alpha,
+    together,
+)
+from fedblend.theory.local_training import relaxed, stable_moved
 from fedblend.theory.plan import DGD, Solver
 
-_LOSSES = {
-    "classes": "cross_entropy",
-    "binary": "logistic",
-    "regression": "squared_error",
-    "sequence": "sequence_cross_entropy",
-    "tags": "multilabel",
-}
-_KINDS = {
-    "cross_entropy": ("classes", "binary"),
-    "logistic": ("binary",),
-    "squared_error": ("regression",),
-    "sequence_cross_entropy": ("sequence",),
-    "multilabel": ("tags",),
-    "hinge": ("classes",),
-}
-_OWN_LOSSES = {"dual_encoder": "hinge"}
-"""Of models that have a loss of their own."""
-LINEAR = ("softmax", "logistic")
-"""Models that are linear in their inputs."""
-SEQUENCES = ("char_rnn", "transformer")
-"""Models with scores at every place of a sequence."""
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
+
 _BY_LOSS = {
     "logistic": constants.logistic,
     "cross_entropy": constants.softmax,
     "squared_error": constants.least_squares,
 }
-
-
-def loss_name(config: Config, task: Task) -> str:
-    """The loss of ``[model]``, or the usual one of the task."""
-    own = _OWN_LOSSES.get(config.model.name, _LOSSES[task.kind])
-    return config.model.loss or own
-
-
-def losses_of(config: Config, name: str, apply: Apply, task: Task) -> tuple[Loss, Loss]:
-    """The loss of that name as it is measured, and as it is trained on.
-
-    The latter has the l2 term, and its unit is the scale of the targets.
-    """
-    hinge = name == "hinge"
-    plain = models.dual_encoder_loss() if hinge else getattr(losses, name)(apply)
-    loss = in_scale(plain, task)
-    return plain, losses.l2(loss, config.model.l2) if config.model.l2 else loss
-
-
-def model_of(config: Config, task: Task, loss: str) -> models.Model:
-    """The model of a configuration, for the task; ``loss`` is the name of its loss.
-
-    An algorithm may ask for another form of it, such as an ensemble of several.
-    """
-    model = _one_model(config, task, loss)
-    if config.model.products is not None:
-        model = models.with_products(model, config.model.products)
-    return formed(config, model, task, loss)
-
-
-def _one_model(config: Config, task: Task, loss: str) -> models.Model:
-    choice = config.model
-    if task.kind not in _KINDS[loss]:
-        raise ConfigError(
-            f'model.loss: "{loss}" is not for {task.kind} targets; it needs '
-            f"{' or '.join(_KINDS[loss])}"
-        )
-    options = choice.model_dump(exclude={"name", "l2", "loss", "ensemble", "products"})
-    name = config.model.name
-    if name == "logistic" and task.kind == "regression" and choice.loss is None:
-        raise ConfigError(
-            'model.name: "logistic" is for two classes, and the targets are real '
-            'numbers; data.kind = "binary" takes two numbers as classes, model.loss = '
-            '"squared_error" makes it a linear model'
-        )
-    if loss == "hinge" and name != "dual_encoder":
-        raise ConfigError(f"model.loss: \"hinge\" is dual_encoder's, not {name}'s")
-    outputs = 2 if task.kind == "binary" and loss == "cross_entropy" else task.outputs
-    own = imported_model(choice, task, outputs, config.run.precision)
-    if own is not None:
-        return own
-    if (name in SEQUENCES) != (task.kind == "sequence"):
-        kind = "sequences" if name in SEQUENCES else "single rows"
-        raise ConfigError(
-            f'model.name: "{name}" is for {kind}, not for {task.kind} targets'
-        )
-    binary = task.kind == "binary"
-    if binary and name == "logistic" and loss == "cross_entropy":
-        raise ConfigError(
-            'model.loss: "cross_entropy" needs a score for each class, and logistic '
-            "has a single one"
-        )
-    try:
-        return models.build(
-            name,
-            task.shape,
-            outputs,
-            **options,
-            dtype=jnp.dtype(config.run.precision),
-        )
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from None
 
 
 def smoothness(
@@ -149,7 +61,7 @@ def has_constants(choice: ModelChoice, loss: str) -> bool:
     return one and loss in _BY_LOSS
 
 
-def asks_for_constants(config: Config) -> bool:
+def asks_for_constants(config: "Config") -> bool:
     """Whether the algorithm weighs or steps by constants of the clients' losses."""
     options = config.algorithm
     return "smooth" in options.entry.parameters or options.rate == "theory"
@@ -165,7 +77,7 @@ def require_known(known: Smoothness | None, where: str) -> Smoothness:
     return known
 
 
-def require_assumptions(config: Config, clients: int | None = None) -> None:
+def require_assumptions(config: "Config", clients: int | None = None) -> None:
     """Refuse what the theorems are not about; ``clients`` once they are known."""
     options: Any = config.algorithm
     run = config.run
@@ -225,13 +137,13 @@ def solver(
                 "compress.down: theory has no step for compression both ways; leave "
                 "it out, or compress.compressor"
             )
-        return Solver("downlink", delta=_delta("down", table.down, dim))
+        return Solver("downlink", delta=contraction("down", table.down.make({}), dim))
     if table.how == "perm_k":
         return Solver("perm_k")
     assert table.compressor is not None  # the table demands one
-    if table.how == "ef21":
-        return Solver("ef21", delta=_delta("compressor", table.compressor, dim))
     chosen = table.compressor.make({})
+    if table.how == "ef21":
+        return Solver("ef21", delta=contraction("compressor", chosen, dim))
     if chosen.omega is None:
         raise ConfigError(
             f"compress.compressor: theory has no step for {chosen.name}, which is "
@@ -248,16 +160,6 @@ def solver(
         reason = str(error).partition(": ")[2]
         raise ConfigError(f"compress.rate: {reason}") from None
     return Solver("diana", omega, rate)
-
-
-def _delta(key: str, table: CompressorTable, dim: int) -> Any:
-    made = table.make({})
-    found = None if made.delta is None else made.delta(dim)
-    if found is None or not np.min(found) > 0:
-        raise ConfigError(
-            f"compress.{key}: {made.name} does not contract {dim} parameters"
-        )
-    return found
 
 
 def step(way: Solver, alpha: Any, known: Smoothness) -> float:
@@ -311,7 +213,7 @@ class Rates(NamedTuple):
     momentum: Any = 0.0
 
 
-def rates(config: Config, known: Smoothness | None, dim: int) -> Rates:
+def rates(config: "Config", known: Smoothness | None, dim: int) -> Rates:
     """What ``rate = "theory"`` stands for, by the constants of all clients.
 
     Raises:
@@ -337,7 +239,7 @@ def rates(config: Config, known: Smoothness | None, dim: int) -> Rates:
     return Rates(step(way, alpha, known), alone, momentum(way, alpha, known))
 
 
-def with_steps(config: Config, known: Smoothness | None, dim: int) -> Config:
+def with_steps(config: "Config", known: Smoothness | None, dim: int) -> "Config":
     """The configuration with a number in place of ``steps = "theory"``."""
     options: Any = config.algorithm
     if options.steps != "theory":
@@ -349,7 +251,7 @@ def with_steps(config: Config, known: Smoothness | None, dim: int) -> Config:
 
 
 def with_rates(
-    config: Config,
+    config: "Config",
     known: Smoothness | None,
     dim: int,
     found: Sequence[Any] | None = None,
@@ -365,3 +267,54 @@ def with_rates(
     together, alone, own = rates(config, known, dim) if found is None else found
     found = [options.with_theory(rate, own) for rate in (together, alone)]
     return (options if options.entry.own_rates else found[0]), found[1]
+
+
+def warnings(
+    config: "Config", known: Smoothness | None, dim: int, clients: int
+) -> list[str]:
+    """What may diverge, of a method with a coin and a given rate.
+
+    Args:
+        config: what to run.
+        known: the constants of all clients, None where they are unknown.
+        dim: parameters of the model.
+        clients: how many there are.
+    """
+    options: Any = config.algorithm
+    if not options.entry.coin or not isinstance(options.rate, float | int):
+        return []
+    alpha = np.asarray(1.0 if options.alpha is None else options.alpha, float)
+    found, moved = [], getattr(options, "moved", None)
+    if moved is not None:
+        least = 0.0
+        if known is not None:
+            least = float((squared_alpha(alpha, known) * known.convex).min())
+        found += _of_moved(options, least, dim, clients)
+    if known is None:
+        return found
+    parts = (
+        known.smooth if options.entry.own_rates else smoothness_of_parts(alpha, known)
+    )
+    longest = 2 / max(float(parts.max()) - (moved or 0.0), moved or 0.0)
+    if options.rate >= longest:
+        found.append(
+            f"algorithm.rate: {options.rate:g} is not below {longest:.3g}, 2/L of the "
+            'clients\' losses; local steps may diverge. "theory" chooses a rate'
+        )
+    return found
+
+
+def _of_moved(options: Any, least: float, dim: int, clients: int) -> list[str]:
+    """Of LoCoDL: more than the convexity of all losses moved to the common function."""
+    if options.moved < least:
+        return []
+    omega = float(np.max(options.compressor.make({}).omega(dim)))
+    dual = relaxed(omega, clients, options.masks)[1]
+    stable = stable_moved(options.rate, 1 / options.steps, dual)
+    if options.moved <= stable:
+        return []
+    return [
+        f"algorithm.moved: {options.moved:g} is above {max(stable, least / 2):.2g}, "
+        "and the clients' losses are not known to be so convex; LoCoDL may diverge. "
+        "Without the key it is chosen"
+    ]

@@ -1,0 +1,219 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table ``[central]``: the server's own rows, and its loss beside the clients'.
+
+Rows of the server are some classes, or a random share, of the dataset, and no client
+has them; or they are in a file of their own. A part of them is for testing.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+from pydantic import (
+    Field,
+    model_validator,
+)
+
+from fedblend import models, transforms
+from fedblend.config.table import (
+    Count,
+    Fraction,
+    Index,
+    Inside,
+    NotNegative,
+    Positive,
+    Table,
+    Word,
+    arguments,
+    exactly_one,
+    refuse_first,
+)
+from fedblend.core import Algorithm, Loss
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Rows,
+    Task,
+    generator,
+    task_of,
+)
+from fedblend.data.federated import FederatedData, federate
+from fedblend.data.partition.partition import as_arrays
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.readers.read import read_new_rows
+from fedblend.transforms.central_loss import of_parameters, on_rows
+
+_OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")
+
+
+class Central(Table):
+    """Which rows are the server's, and how its loss is mixed with the clients'."""
+
+    how: Literal["parallel", "one_way", "two_way"]
+    weight: Inside = 0.5
+    classes: Annotated[list[Index], Field(min_length=1)] | None = None
+    share: Inside | None = None
+    penalty: Literal["spreadout"] | None = None
+    strength: Positive | None = None
+    file: Word | None = None
+    target: Word | None = None
+    test: Fraction = 0.2
+    steps: Count = 1
+    batch_size: Count | None = None
+    rate: Positive | None = None
+    merge: (
+        Literal["sum", "average"]
+        | Annotated[list[NotNegative], Field(min_length=2, max_length=2)]
+        | None
+    ) = None
+    upload: bool = False
+
+    def _refuse_given(self, why: str, *keys: str) -> None:
+        """Refuse keys with other values than their defaults, which runs write out."""
+        usual = type(self).model_fields
+        refuse_first(*((getattr(self, k) != usual[k].default, k, why) for k in keys))
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "Central":
+        if self.penalty is None:
+            refuse_first((self.strength is not None, "strength", "goes with penalty"))
+            exactly_one(self, "classes", "share", "file")
+        else:
+            self._refuse_given("is for rows, and a penalty needs none", *_OF_ROWS)
+        refuse_first(
+            (
+                self.target is not None and self.file is None,
+                "target",
+                "goes with file",
+            ),
+            (
+                self.how == "parallel" and self.upload,
+                "upload",
+                'goes with how = "two_way"',
+            ),
+        )
+        if self.how == "one_way":
+            wrong = 'goes with central steps, not "one_way"'
+            self._refuse_given(wrong, "steps", "rate", "merge", "upload")
+        return self
+
+
+def set_aside(
+    table: Central | None, dataset: Dataset, target: str | None, seed: int
+) -> tuple[Dataset, FederatedData | None]:
+    """The clients' rows, and the server's as a federation of one.
+
+    Raises:
+        DataError: the rows cannot be divided so.
+    """
+    if table is None or table.penalty is not None:
+        return dataset, None
+    if table.file is not None:
+        if dataset.schema is not None:  # read when its preprocessing is known
+            return dataset, None
+        return dataset, own_rows(table, task_of(dataset), target, seed)
+    if dataset.sha256:
+        raise DataError("central: the server's rows need a file beside a folder's")
+    inputs, targets = dataset.rows
+    mine = _choose_rows(table, dataset, seed)
+    if mine.all() or not mine.any():
+        raise DataError(
+            f"central: the server would have {mine.sum()} of {len(mine)} rows"
+        )
+    keys = None if dataset.keys is None else np.asarray(dataset.keys)[~mine]
+    clients = dataset._replace(rows=(inputs[~mine], targets[~mine]), keys=keys)
+    return clients, _hold_out(table, (inputs[mine], targets[mine]), seed)
+
+
+def preprocess_server(
+    table: Central | None,
+    server: FederatedData | None,
+    dataset: Dataset,
+    target: str | None,
+    seed: int,
+    federations: Sequence[FederatedData],
+) -> FederatedData | None:
+    """The server's rows with the inputs of a raw table that the clients' make.
+
+    Raises:
+        DataError: seeds with splits of their own have a preprocessing of their own.
+    """
+    if table is None or table.penalty is not None or dataset.schema is None:
+        return server
+    if len(federations) > 1:
+        raise DataError(
+            "central: the server's rows need one preprocessing, and each of "
+            f"{len(federations)} splits has its own; data.split_seed makes them one"
+        )
+    fitted = federations[0].preprocessing
+    assert fitted is not None
+    if server is not None:
+        return server.preprocessed(fitted)
+    return own_rows(table, task_of(dataset), target, seed, fitted)
+
+
+def own_rows(
+    table: Central,
+    task: Task,
+    target: str | None,
+    seed: int,
+    preprocessing: Preprocessing | None = None,
+) -> FederatedData:
+    """The server's rows from its own file, as a federation of one."""
+    assert table.file is not None
+    wanted = table.target or target
+    new = read_new_rows(table.file, task, target=wanted, preprocessing=preprocessing)
+    return _hold_out(table, new.rows, seed)
+
+
+def _hold_out(table: Central, rows: Rows, seed: int) -> FederatedData:
+    everyone = [np.arange(len(rows[0]))]
+    own = federate(as_arrays(rows), everyone, test=table.test, seed=seed)
+    if table.batch_size is not None and table.batch_size > own.train.total:
+        raise DataError(
+            f"central.batch_size: {table.batch_size} is more than the server's "
+            f"{own.train.total} training rows"
+        )
+    return own
+
+
+def _choose_rows(table: Central, dataset: Dataset, seed: int) -> np.ndarray:
+    targets = dataset.rows[1]
+    if table.classes is None:
+        lots = generator(seed, "central").random(len(targets))
+        assert table.share is not None
+        return lots < np.quantile(lots, table.share)
+    if dataset.kind not in ("classes", "binary"):
+        raise DataError(f"central.classes: {dataset.kind} targets have no classes")
+    absent = sorted(set(table.classes) - set(np.unique(targets).tolist()))
+    if absent:
+        raise DataError(f"central.classes: no row is of class {absent[0]}")
+    return np.isin(targets, table.classes)
+
+
+def mix_losses(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
+    """The algorithm with the server's loss; ``loss`` is that of the clients."""
+    merge = tuple(table.merge) if isinstance(table.merge, list) else table.merge
+    steps: Any = {"steps": table.steps}
+    if table.how != "one_way":
+        steps |= {"optimizer": table.rate, "merge": merge, "upload": table.upload}
+    central = on_rows(loss, table.batch_size)
+    if table.penalty is not None:
+        strength = arguments(models.spreadout, table, {})
+        central = of_parameters(partial(models.spreadout, **strength))
+    with catch_warnings():
+        simplefilter("ignore")  # ``warnings`` has the text
+        made = transforms.mixed_fl(
+            algorithm,
+            central,
+            how=table.how,
+            weights=(1 - table.weight, table.weight),
+            **steps,
+        )
+    if table.penalty is None:
+        return made
+    # The dense layer is not part of the penalty, and its gradient need not be sent.
+    return transforms.partial_correction(made, ["embedding"])

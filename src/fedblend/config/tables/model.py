@@ -1,0 +1,348 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table ``[model]``: a model by its name or import path, its loss, its form.
+
+The options of a model are those of its builder, and have the types of their defaults.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from pydantic import ConfigDict, model_validator
+
+from fedblend import losses, models
+from fedblend.config.imports import imported, one_line_errors
+from fedblend.config.table import (
+    Content,
+    Count,
+    NotNegative,
+    Table,
+    Word,
+    one_of_or_imported,
+    one_word,
+    refuse_first,
+    tagged,
+)
+from fedblend.config.tables.adapt import adapt_model
+from fedblend.config.tables.data import known_facts
+from fedblend.core import Loss
+from fedblend.data.dataset import DATASETS, Task
+from fedblend.errors import ConfigError, InputError, SettingError
+from fedblend.mixing import Apply
+from fedblend.models import MODELS
+from fedblend.models.model import in_unit
+from fedblend.models.products import Products
+
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
+
+
+class LossFacts(NamedTuple):
+    """What a loss is for."""
+
+    kinds: tuple[str, ...]
+    """The targets it takes."""
+    outputs: str | None
+    """What an ensemble averages; None where there is no ensemble."""
+
+
+LOSSES = {
+    "cross_entropy": LossFacts(("classes", "binary"), "classes"),
+    "logistic": LossFacts(("binary",), "classes"),
+    "squared_error": LossFacts(("regression",), "values"),
+    "sequence_cross_entropy": LossFacts(("sequence",), "classes"),
+    "multilabel": LossFacts(("tags",), "tags"),
+    "hinge": LossFacts(("classes",), None),
+}
+USUAL_LOSSES = {
+    "classes": "cross_entropy",
+    "binary": "logistic",
+    "regression": "squared_error",
+    "sequence": "sequence_cross_entropy",
+    "tags": "multilabel",
+}
+"""The losses by the kind of targets."""
+LINEAR = ("softmax", "logistic")
+"""Models that are linear in their inputs."""
+SEQUENCES = ("char_rnn", "transformer")
+"""Models with scores at every place of a sequence."""
+OWN_LOSSES = {"dual_encoder": "hinge"}
+"""Of models that have a loss of their own."""
+ENSEMBLE = 3
+"""Models of an ensemble where an algorithm needs one: the number of FedEM's authors."""
+WITH_ADAPTERS = "mlp"
+"""In place of a linear model, where an algorithm trains adapters."""
+
+if TYPE_CHECKING:
+    LossName = str
+else:
+    LossName = one_word(tuple(LOSSES))
+
+
+class ModelChoice(Table):
+    """A model by name; subclasses add its own options."""
+
+    l2: NotNegative = 0.0
+    loss: LossName | None = None
+    ensemble: Count | None = None
+    products: Products | None = None
+    name: str
+
+
+_COUNT_OR_NONE: Any = Count | None  # pyright: ignore[reportOperatorIssue]
+
+
+def _model_table(name: str) -> type[ModelChoice]:
+    options: dict[str, Any] = {
+        option: (list[Count], list(default))
+        if isinstance(default, tuple)
+        else (_COUNT_OR_NONE if default is None else type(default), default)
+        for option, default in MODELS[name].options.items()
+        if option != "dtype"  # [run] precision decides
+    }
+    return tagged(name, ModelChoice, **options)
+
+
+NAMED_MODELS = tuple(map(_model_table, MODELS))
+"""The tables of the models by name."""
+
+
+class ImportedModel(ModelChoice):
+    """A model by import path; all other keys are arguments of the function."""
+
+    model_config = ConfigDict(extra="allow")
+
+    import_from: Word | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_all_keys(cls, content: Any) -> Any:
+        return content
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that the name means; this imports its module."""
+        return imported(self.name, self.import_from)
+
+
+if TYPE_CHECKING:
+    AnyModel = ModelChoice
+else:
+    AnyModel = one_of_or_imported(NAMED_MODELS, ImportedModel)
+
+
+def usual_model(data: Content, adapters: bool) -> str:
+    """The model of a configuration that names none; ``adapters`` are trained."""
+    shape, known = data.get("shape"), known_facts(data)
+    if isinstance(shape, list) and len(shape) > 1:
+        return "cnn"
+    if known is not None and known.model is not None:
+        return known.model
+    two = known is not None and known.size.classes == 2
+    return WITH_ADAPTERS if adapters else "logistic" if two else "softmax"
+
+
+def check(config: "Config") -> None:
+    """Refuse adapters without a layer for them, and rows that are not looked up."""
+    name, data, central = config.model.name, config.data, config.central
+    penalty = None if central is None else central.penalty
+    looks_up, adapters = name == "dual_encoder", config.adapt is not None
+    known = DATASETS.get(str(data.source))
+    numbers = data.partition == "nodes" and data.kind == "classes"
+    numbers = numbers or (known is not None and known.model == "dual_encoder")
+    refuse_first(
+        (
+            adapters and name in LINEAR,
+            "adapt",
+            f"{name} has no layer before its last one",
+        ),
+        (
+            adapters and looks_up,
+            "adapt",
+            "the loss of dual_encoder reads its table itself",
+        ),
+        (
+            looks_up and not numbers,
+            "model.name",
+            '"dual_encoder" reads numbers of movies, as data.source = "movielens" has '
+            'them, or nodes with data.kind = "classes"',
+        ),
+        (
+            penalty is not None and not looks_up,
+            "central.penalty",
+            f'"{penalty}" is of the embeddings of dual_encoder, and the model is '
+            f"{name}",
+        ),
+    )
+
+
+def loss_name(config: "Config", task: Task) -> str:
+    """The loss of ``[model]``, or the usual one of the task."""
+    own = OWN_LOSSES.get(config.model.name, USUAL_LOSSES[task.kind])
+    return config.model.loss or own
+
+
+def losses_of(
+    config: "Config", name: str, apply: Apply, task: Task
+) -> tuple[Loss, Loss]:
+    """The loss of that name as it is measured, and as it is trained on.
+
+    The latter has the l2 term. Its squared errors are in the unit of the task's scale.
+    """
+    hinge, scale = name == "hinge", task.scale**2
+    plain = models.dual_encoder_loss() if hinge else getattr(losses, name)(apply)
+    loss = plain
+    if task.scale != 1:
+        loss = lambda params, rows: plain(params, rows) / scale  # noqa: E731
+    return plain, losses.l2(loss, config.model.l2) if config.model.l2 else loss
+
+
+def some_inputs(task: Task, precision: str) -> jax.ShapeDtypeStruct:
+    """The shape of two rows of inputs."""
+    whole = task.numbers or task.kind == "sequence"
+    kind = jnp.int32 if whole else jnp.dtype(precision)
+    return jax.ShapeDtypeStruct((2, *task.shape), kind)
+
+
+def model_of(config: "Config", task: Task, loss: str) -> models.Model:
+    """The model of a configuration, for the task; ``loss`` is the name of its loss.
+
+    It has the unit of the task, adapters, and the form that the algorithm asks for,
+    such as an ensemble of several.
+    """
+    choice, precision = config.model, config.run.precision
+    _check_task(choice, task, loss)
+    outputs = 2 if task.kind == "binary" and loss == "cross_entropy" else task.outputs
+    if isinstance(choice, ImportedModel):
+        model = _import_model(choice, task, outputs, precision)
+    else:
+        model = _build_model(choice, task, outputs, precision)
+    if choice.products is not None:
+        model = models.with_products(model, choice.products)
+    if (task.center, task.scale) != (0, 1):
+        model = in_unit(model, task.center, task.scale)
+    if config.adapt is not None:
+        rows, described = some_inputs(task, precision), [choice.model_dump(), loss]
+        described.append(str(task))
+        model = adapt_model(config.adapt, model, rows, described)
+    return _in_form(config, model, task, loss)
+
+
+def _check_task(choice: ModelChoice, task: Task, loss: str) -> None:
+    """Refuse a model or a loss that is not for the targets."""
+    name, kind, kinds = choice.name, task.kind, LOSSES[loss].kinds
+    sequences, imported = name in SEQUENCES, isinstance(choice, ImportedModel)
+    linear, form = name == "logistic", "sequences" if sequences else "single rows"
+    for wrong, line in (
+        (
+            kind not in kinds,
+            f'loss: "{loss}" is not for {kind} targets; it needs {" or ".join(kinds)}',
+        ),
+        (
+            linear and kind == "regression" and choice.loss is None,
+            'name: "logistic" is for two classes, and the targets are real numbers; '
+            'data.kind = "binary" takes two numbers as classes, model.loss = '
+            '"squared_error" makes it a linear model',
+        ),
+        (
+            loss == "hinge" and name != "dual_encoder",
+            f"loss: \"hinge\" is dual_encoder's, not {name}'s",
+        ),
+        (
+            not imported and sequences != (kind == "sequence"),
+            f'name: "{name}" is for {form}, not for {kind} targets',
+        ),
+        (
+            linear and kind == "binary" and loss == "cross_entropy",
+            'loss: "cross_entropy" needs a score for each class, and logistic has a '
+            "single one",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f"model.{line}")
+
+
+def _build_model(
+    choice: ModelChoice, task: Task, outputs: int, precision: str
+) -> models.Model:
+    """The model of that name."""
+    options = choice.model_dump(exclude=set(ModelChoice.model_fields))
+    dtype = jnp.dtype(precision)
+    try:
+        return models.build(choice.name, task.shape, outputs, **options, dtype=dtype)
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from None
+
+
+def _import_model(
+    choice: ImportedModel, task: Task, outputs: int, precision: str
+) -> models.Model:
+    """The model that a function of the user's own returns.
+
+    It is called as ``function(shape, outputs, **options)``.
+
+    Raises:
+        ConfigError: one line: the function cannot be called so, fails, or returns
+            nothing that is a model.
+    """
+    try:
+        function = choice.function
+        parameters = inspect.signature(function).parameters
+        options = dict(choice.model_extra or {})
+        switches = {
+            name: options.pop(name)
+            for name in models.SWITCHES["torch"]
+            if name in options and name not in parameters
+        }
+        if "dtype" in parameters:
+            options["dtype"] = jnp.dtype(precision)
+
+        def make():
+            with one_line_errors(choice.name):
+                return function(task.shape, outputs, **options)
+
+        return models.model_from(
+            make,
+            task.shape,
+            integers=task.numbers or task.kind == "sequence",
+            precision=precision,
+            switches=switches,
+        )
+    except InputError as error:
+        own = isinstance(error, SettingError) and error.key == "name"
+        where = "model." if own else f'model.name: "{choice.name}": '
+        raise ConfigError(f"{where}{error}") from None
+
+
+def _in_form(
+    config: "Config", model: models.Model, task: Task, loss: str
+) -> models.Model:
+    """The model in the form that the algorithm asks for, or several of it."""
+    number, options = config.model.ensemble, config.algorithm
+    if options.entry.form in ("shifted", "neighbors"):
+        if number is not None:
+            raise ConfigError(f"model.ensemble: is not for {options.name}")
+        if model.features is None:
+            raise ConfigError(
+                f'model.name: "{config.model.name}" does not say what its features '
+                f"are, which {options.name} needs"
+            )
+        if options.entry.form == "shifted":
+            return models.shifted(model, task.shape)
+        if loss not in ("cross_entropy", "logistic"):
+            raise ConfigError(
+                f'algorithm.name: "{options.name}" predicts classes, and is not for '
+                f'loss "{loss}"'
+            )
+        return models.neighbors(model)
+    if number is None and options.entry.form == "ensemble":
+        number = ENSEMBLE
+    if number is None:
+        return model
+    outputs = LOSSES[loss].outputs
+    if outputs is None:
+        raise ConfigError(f'model.ensemble: there is none of models with loss "{loss}"')
+    return models.ensemble(model, number, outputs=outputs)
