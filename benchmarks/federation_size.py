@@ -39,13 +39,13 @@ import numpy as np
 
 from fedblend.config import toml
 from fedblend.config.config import check, dump
-from fedblend_federation.client.host import Host, answering
-from fedblend_federation.client.node import Node
-from fedblend_federation.ops import flwr_processes, registration
+from fedblend_federation.client.node import Host, Node, answering
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import registration
+from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
-from fedblend_federation.ops.submit import open_folder, run_experiment
 from fedblend_federation.ops.supervisor import is_up
 from fedblend_federation.server.run import run_server
 from fedblend_federation.transport import Reply
@@ -81,7 +81,7 @@ app = ClientApp()
 SERVER = """
 import json, os, time
 from flwr.serverapp import ServerApp
-from fedblend_federation.grid_transport import GridTransport
+from fedblend_federation.flower.grid import GridTransport
 app = ServerApp()
 @app.main()
 def main(grid, context):
@@ -116,8 +116,8 @@ def main(grid, context):
 ECHO = """
 import sys
 from pathlib import Path
-from fedblend_federation.carrier import Carrier
-from fedblend_federation.fleet_client import FleetClient
+from fedblend_federation.flower.supernode import Carrier
+from fedblend_federation.flower.clients import FleetClient
 from fedblend_federation.worker import Handler
 from fedblend_federation.ops.settings import NodeSettings, load_as
 node, home = load_as(NodeSettings, Path(sys.argv[1])), Path(sys.argv[1]).parent
@@ -160,9 +160,9 @@ WIDTH, ROWS, TRAINED = 784, 40, 4
 COUNTING = """
 import json
 from pathlib import Path
-from fedblend_federation import grid_transport, server_app
+from fedblend_federation.flower import grid, server_app
 from fedblend_federation.server.run import run_in_flower
-class Counting(grid_transport.GridTransport):
+class Counting(grid.GridTransport):
     counts = {"sent": 0, "received": 0, "messages": 0}
     def send(self, outgoing):
         self.counts["sent"] += sum(map(len, outgoing.values()))
@@ -253,7 +253,7 @@ def client_rows(number: int) -> dict[str, np.ndarray]:
 
 def counting_app(settings: ServerSettings) -> Path:
     """The app of fedblend, with a server that counts the bytes of its messages."""
-    source = Path(flwr_processes.__file__).with_name("app")
+    source = Path(processes.__file__).with_name("app")
     place = settings.folder / "app"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(source, place, ignore=shutil.ignore_patterns("__pycache__"))
@@ -275,7 +275,7 @@ def seconds_of_rounds(out: Path) -> list[float]:
 
 def trained(folder: Path, nodes: int, hosted: int, names: list[str]) -> dict:
     """A row of the table for each algorithm; the least seconds of a round of each."""
-    flwr_processes.app_folder = counting_app
+    processes.app_folder = counting_app
     named = {
         f"node{node}": client_rows(node)
         if hosted == 1
@@ -390,20 +390,20 @@ def work(folder: Path, clients: int) -> None:
 
 def keys(folder: Path, nodes: int) -> None:
     """Register keys by Flower's CLI, and then on one connection."""
-    port = flwr_processes.free_port()
+    port = processes.free_port()
     names = [f"node{number}" for number in range(nodes)]
     where = {"host": "127.0.0.1", "port": port, "link_port": port}
     provision(folder, nodes=names, with_keys=True, **where)
     settings = load_as(ServerSettings, folder / "server" / "server.toml")
-    flwr_processes.connect(settings)
-    command, log = flwr_processes.link_command(settings), settings.folder / "link.log"
-    link = flwr_processes.start(command, settings.folder, log)
+    processes.connect(settings)
+    command, log = processes.link_command(settings), settings.folder / "link.log"
+    link = processes.start(command, settings.folder, log)
     try:
-        flwr_processes.wait_until(lambda: is_up(settings), 120, "the link")
+        processes.wait_until(lambda: is_up(settings), 120, "the link")
         begun, ids = time.perf_counter(), []
         for node in settings.nodes:
-            words = ("register", str(node.key), flwr_processes.CONNECTION)
-            found = flwr_processes.call(settings, "supernode", *words)
+            words = ("register", str(node.key), processes.CONNECTION)
+            found = processes.call(settings, "supernode", *words)
             ids.append(str(found["node-id"]))
         by_cli = time.perf_counter() - begun
         with registration.connected(settings) as control:
@@ -413,7 +413,7 @@ def keys(folder: Path, nodes: int) -> None:
         registration.register(settings)
         at_once = time.perf_counter() - begun
     finally:
-        flwr_processes.stop(link)
+        processes.stop(link)
     print(
         f"{nodes} keys: {by_cli:.2f} s by Flower's CLI, {at_once:.2f} s on one "
         f"connection: {by_cli / at_once:.0f} times"
@@ -451,11 +451,11 @@ def echoes(folder: Path, nodes: int) -> list[float]:
         number = link_process(made.folder)
         config = f'out="{out}" rounds={ROUNDS} size={PAYLOAD} nodes={nodes}'
         config += f" link={number}"
-        where = (flwr_processes.CONNECTION, "--run-config", config)
-        flwr_processes.call(made.settings, "run", str(app), *where)
+        where = (processes.CONNECTION, "--run-config", config)
+        processes.call(made.settings, "run", str(app), *where)
         watch = Watch(made.folder, made.settings.link.port)
         try:
-            flwr_processes.wait_until(out.exists, 900, "the echoes", every=1.0)
+            processes.wait_until(out.exists, 900, "the echoes", every=1.0)
             time.sleep(1.0)
         finally:
             watch.close()

@@ -20,8 +20,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import federation_work
+from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
-from fedblend_federation.ops.submit import open_folder, run_experiment
 
 WIDTH, ROUNDS = 784, 4
 PARTS = {

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 import federation_work
-from fedblend_federation.ops import flwr_processes
+from fedblend_federation.flower import processes
+from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster
-from fedblend_federation.ops.submit import open_folder, run_experiment
 
 NODES, ROUNDS = 4, 8
 SIZES = {"tiny": (8, 4), "large": (784, 300)}
@@ -101,9 +101,9 @@ def bare(made, folder, size):
     width, hidden = SIZES[size]
     sent = 4 * (width * hidden + hidden + hidden * 10 + 10)
     config = f'out="{out}" rounds={ROUNDS} size={sent} nodes={NODES}'
-    arguments = ("run", str(folder), flwr_processes.CONNECTION, "--run-config", config)
-    flwr_processes.call(made.settings, *arguments)
-    flwr_processes.wait_until(out.exists, 900, "bare Flower", every=1.0)
+    arguments = ("run", str(folder), processes.CONNECTION, "--run-config", config)
+    processes.call(made.settings, *arguments)
+    processes.wait_until(out.exists, 900, "bare Flower", every=1.0)
     time.sleep(1.0)
     return json.loads(out.read_text())
 

@@ -22,14 +22,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import federation_work
 from fedblend.config.config import dump
-from fedblend_federation.client.host import answering_at
+from fedblend_federation.client.node import answering_at
+from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster, write_rows
 from fedblend_federation.ops.provision import provision
-from fedblend_federation.ops.submit import open_folder, run_experiment
-from fedblend_federation.secure.attempt import Attempt, View
-from fedblend_federation.secure.fixed_point import FixedPoint
-from fedblend_federation.secure.opening import unmask
-from fedblend_federation.secure.party import Party, public_key
+from fedblend_federation.secure.flatten import FixedPoint
+from fedblend_federation.secure.session import Attempt, Party, View, public_key
+from fedblend_federation.secure.unmask import unmask
 from fedblend_federation.server.run import run_server
 from fedblend_federation.transport import Reply
 

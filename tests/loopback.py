@@ -18,10 +18,10 @@ from fedblend.metrics import as_metrics
 from fedblend.simulation.io.serialize import unpack
 from fedblend_federation.client.executor import ClientSetup, Executor
 from fedblend_federation.client.node import Node
-from fedblend_federation.client.permissions import Permissions
 from fedblend_federation.message import UNKNOWN, Message
-from fedblend_federation.secure.answers import Means
-from fedblend_federation.secure.party import public_key
+from fedblend_federation.policy.policy import Permissions
+from fedblend_federation.secure.client import Means
+from fedblend_federation.secure.session import public_key
 from fedblend_federation.server.coordinator import Coordinator
 from fedblend_federation.server.membership import Membership
 from fedblend_federation.server.settings import RoundRules, SecureSums, ServerSetup

@@ -76,15 +76,11 @@ EXTRAS = {
 
 FOLDERS = {"fedblend": PACKAGE, "fedblend_federation": FEDERATION}
 LICENSE = "# Copyright The fedblend authors\n# SPDX-License-Identifier: Apache-2.0\n"
-FLOWER = (
-    "federation/flower.py",
-    "federation/grid_calls.py",
-    "federation/grid_transport.py",
-    "federation/server_app.py",
-    "federation/fleet_client.py",
-    "federation/control_client.py",
-)
-"""The modules that touch Flower: apps, messages of server and nodes, keys."""
+FLOWER = "federation/flower/"
+"""The folder of the modules that touch Flower."""
+PRIVATE_FLOWER = "federation/flower/private.py"
+"""The one module that imports Flower's private packages; these are the public ones."""
+PUBLIC_FLOWER = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
 
 LAZY_EXCEPTIONS = {("simulation/run.py", "report")}
 """``Run.plot`` draws, so it looks up when it is called."""
@@ -249,12 +245,23 @@ def test_the_runtime_knows_no_algorithm_by_name():
     )
 
 
-def test_flower_is_imported_in_six_places_only():
+def test_flower_is_imported_in_one_folder_only():
     assert not breaches(
         lambda path: [
             name
             for name in imported(path)
-            if named(path) not in FLOWER and name.split(".")[0] == "flwr"
+            if not named(path).startswith(FLOWER) and name.split(".")[0] == "flwr"
+        ]
+    )
+
+
+def test_private_flower_is_imported_in_one_module_only():
+    assert not breaches(
+        lambda path: [
+            name
+            for name in imported(path)
+            if named(path) != PRIVATE_FLOWER and name.split(".")[0] == "flwr"
+            if name.rpartition(".")[0] not in PUBLIC_FLOWER
         ]
     )
 
@@ -312,7 +319,7 @@ def test_the_core_imports_no_extra():
             name
             for name in imports_at_once(parsed(path))
             if level_of_file(path) < PRINTING and name.split(".")[0] in EXTRAS
-            if not (named(path) in FLOWER and name.startswith("flwr"))
+            if not (named(path).startswith(FLOWER) and name.startswith("flwr"))
         ]
     )
 

@@ -56,7 +56,7 @@ assert fb.half_steps.__module__ == "fedblend.algorithms.half_steps"
 
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
-from fedblend_federation.client.policy import Policy
+from fedblend_federation.policy.policy import Policy
 from tiny_config import TINY
 table = {{**TINY["algorithm"], "name": "half_steps"}}
 config = check({{**TINY, "algorithm": {{**table, "part": 0.5}}}}, "here")

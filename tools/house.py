@@ -158,7 +158,7 @@ def odd_names(paths: Iterable[Path]) -> tuple[list[str], list[str], int]:
 
 def policy_keys() -> int:
     """The keys of a node's policy, those of its tables included."""
-    from fedblend_federation.client.policy import Policy
+    from fedblend_federation.policy.policy import Policy
 
     def count(table: Any) -> int:
         inside = [getattr(of.annotation, "model_fields", None) for of in table.values()]

@@ -15,7 +15,7 @@ from fedblend.runs import run_folder
 from fedblend.simulation.io.serialize import named_leaves, unpack
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up
-from fedblend_federation.client.admission import node_of
+from fedblend_federation.client.node import node_of
 from fedblend_federation.ops.settings import NodeSettings, load_as
 
 CLIENTS, ROWS = 3, (40, 25, 33)

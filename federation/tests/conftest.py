@@ -65,7 +65,7 @@ def own(lab, tmp_path) -> Path:
 @pytest.fixture
 def no_services(monkeypatch):
     """The doctor does not look at the services of this machine."""
-    from fedblend_federation.ops.doctor import doctor
+    from fedblend_federation.ops import doctor
 
     for name in ("link_service", "worker_service"):
         monkeypatch.setattr(doctor, name, lambda settings: [])

@@ -4,8 +4,8 @@
 
 from pathlib import Path
 
-from fedblend_federation.ops import certificates, provision
-from fedblend_federation.ops.doctor.doctor import examine
+from fedblend_federation.ops import credentials, provision
+from fedblend_federation.ops.doctor import examine
 
 
 def edit(path: Path, old: str, new: str) -> Path:
@@ -31,6 +31,6 @@ def at_port(own: Path, port: int) -> Path:
 
 
 def certify(own: Path, host: str = "127.0.0.1", days: int = 365) -> None:
-    signer = certificates.Pair(*((own / "ca" / name).read_bytes() for name in (
+    signer = credentials.Pair(*((own / "ca" / name).read_bytes() for name in (
         "ca.key", "ca.crt")))  # fmt: skip
     provision._certify(own / "server", signer, host, days)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedblend_federation.ops import flwr_processes
+from fedblend_federation.flower import processes
 from fedblend_federation.ops.local_cluster import Rows, processes_of, write_rows
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.templating import HOME
@@ -106,14 +106,14 @@ class Hosts:
             write_rows(self.home(name), own, policy)
         settings = self.folder / "server" / "server.toml"
         out = self._serve(SERVER, self.fedblend(SERVER, "server", settings))
-        flwr_processes.wait_until(
+        processes.wait_until(
             lambda: "may connect" in out.read_text(), WITHIN, "the link", every=1.0
         )
         self._serve("proxy", self.inside(SERVER, self._nginx()))
         for name in self.names:
             path = self.home(name) / "node.toml"
             self._serve(name, self.fedblend(name, "node", path))
-        flwr_processes.wait_until(self._complete, WITHIN, "the nodes", every=2.0)
+        processes.wait_until(self._complete, WITHIN, "the nodes", every=2.0)
 
     def _complete(self) -> bool:
         settings = self.folder / "server" / "server.toml"

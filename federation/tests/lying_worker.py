@@ -14,7 +14,7 @@ from trials import apart, forged
 
 from fedblend_federation import message as messages
 from fedblend_federation import worker
-from fedblend_federation.client.host import answering_at
+from fedblend_federation.client.node import answering_at
 from fedblend_federation.ops.settings import NodeSettings, load_as
 
 

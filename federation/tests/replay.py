@@ -15,8 +15,7 @@ from typing import Any
 
 from fedblend.simulation.io.serialize import unpack
 from fedblend_federation import message as messages
-from fedblend_federation.client.admission import node_of
-from fedblend_federation.client.node import Node
+from fedblend_federation.client.node import Node, node_of
 from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport

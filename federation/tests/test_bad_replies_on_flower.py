@@ -24,9 +24,9 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.runs import run_folder
 from fedblend_federation import worker
-from fedblend_federation.ops import flwr_processes
+from fedblend_federation.flower import processes
+from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
-from fedblend_federation.ops.submit import open_folder, run_experiment
 
 pytestmark = pytest.mark.slow
 NAMES, LIAR = ("alice", "bob", "carol"), 1
@@ -58,7 +58,7 @@ def lying(home: Path, settings):
         env={**os.environ, "PYTHONPATH": f"{here.parent}:{known}"},
     )
     try:
-        flwr_processes.wait_until(lambda: replies_at(socket), 120, "the liar")
+        processes.wait_until(lambda: replies_at(socket), 120, "the liar")
         yield
     finally:
         process.kill()

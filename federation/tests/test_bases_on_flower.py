@@ -27,7 +27,7 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import RunError
 from fedblend.models.adapt.uses import leaves_by_path
-from fedblend_federation.ops import submit
+from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
 
 pytestmark = pytest.mark.slow
@@ -76,8 +76,8 @@ def federation(place, base, tmp_path_factory):
 
 def run(federation, out, how, deadline=DEADLINE):
     config = check(toml.parse(federated(how, deadline), "test"), "test")
-    submit.open_folder(out, config, federation.settings, resume=False)
-    submit.run_experiment(federation.settings, out)
+    experiments.open_folder(out, config, federation.settings, resume=False)
+    experiments.run_experiment(federation.settings, out)
 
 
 def test_adapters_come_to_the_simulators_numbers(federation, place, base, tmp_path):

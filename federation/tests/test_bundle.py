@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from fedblend.simulation.io.serialize import WireError
-from fedblend_federation.bundle import MAGIC, is_bundle, pack_bundle, unpack_bundle
-from fedblend_federation.message import MAX_HEADER_BYTES, Message, decode, encode
+from fedblend_federation.message import (
+    MAGIC,
+    MAX_HEADER_BYTES,
+    Message,
+    decode,
+    encode,
+    is_bundle,
+    pack_bundle,
+    unpack_bundle,
+)
 
 
 def request(client: int, value: float) -> bytes:

@@ -23,18 +23,18 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.errors import RunError
-from fedblend_federation import carrier as carriers
-from fedblend_federation import fleet_client as fleets
-from fedblend_federation import flower, worker
-from fedblend_federation.carrier import Carrier
-from fedblend_federation.fleet_client import FleetClient, Foreign
-from fedblend_federation.flower import (
+from fedblend_federation import worker
+from fedblend_federation.flower import clients as fleets
+from fedblend_federation.flower import private, records
+from fedblend_federation.flower import supernode as carriers
+from fedblend_federation.flower.clients import FleetClient, Foreign
+from fedblend_federation.flower.records import (
     KIND,
     content_of,
     from_record,
-    needed_parts,
     to_record,
 )
+from fedblend_federation.flower.supernode import Carrier
 from fedblend_federation.ops import supervisor
 from fedblend_federation.ops.audit import entries
 from fedblend_federation.ops.settings import NodeSettings, load_as
@@ -62,6 +62,7 @@ class Link:
         self.failures: list[Exception] = []
         self.pushed: list = []
         self.late = 0
+        self._client = SimpleNamespace(headers={})  # its HTTP connection
 
     def close(self) -> None:
         self.calls.append("close")
@@ -130,7 +131,7 @@ class Link:
 @pytest.fixture
 def link(monkeypatch) -> Link:
     found = Link()
-    monkeypatch.setattr(fleets, "_client", lambda address, ca, key: found)
+    monkeypatch.setattr(private, "_fleet_client", lambda address, ca, key: found)
     for name, value in (("_run_id", RUN), ("_node_id", 1), ("_task_id", 3)):
         monkeypatch.setattr(TaskIdentity, name, value)
     for name in ("REFUSED_PAUSE", "OFFLINE", "FASTEST"):
@@ -173,7 +174,9 @@ def trial(lab, link, tmp_path) -> Trial:
 def content_pushed(link: Link) -> bytes:
     """By the parts that the server asks for."""
     _, (tree,) = link.pushed[-1]
-    whole = content_of({id: link.objects[id] for id in needed_parts(tree)}, tree)
+    whole = content_of(
+        {id: link.objects[id] for id in private.needed_parts(tree)}, tree
+    )
     assert isinstance(whole, RecordDict)
     return from_record(whole)
 
@@ -211,7 +214,7 @@ def test_of_a_small_reply_one_part_travels(trial, link, monkeypatch):
     assert content_pushed(link) == b"reply to x"
 
 
-@pytest.mark.parametrize("size", [6, flower.SMALL, flower.SMALL + 1])
+@pytest.mark.parametrize("size", [6, records.SMALL, records.SMALL + 1])
 def test_a_message_is_answered(trial, link, monkeypatch, size):
     everything(link, monkeypatch)
     second = b"2" * size

@@ -24,7 +24,7 @@ from movies import MOVIES_METHOD, ON_NODES, WIDTH, in_one, write_movies
 
 from fedblend.errors import ConfigError, RunError
 from fedblend_federation import message as messages
-from fedblend_federation.client.admission import node_of
+from fedblend_federation.client.node import node_of
 from fedblend_federation.server.run import run_server
 from fedblend_reproductions.datasets.movielens import MOVIES
 from loopback import LoopbackTransport

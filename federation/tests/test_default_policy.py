@@ -11,7 +11,7 @@ from configured import experiment
 
 from fedblend.config.config import dump
 from fedblend.runs import results
-from fedblend_federation.client.admission import node_of
+from fedblend_federation.client.node import node_of
 from fedblend_federation.ops.demo import POLICY, _rows, config_of
 from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.ops.templating import template

@@ -21,9 +21,9 @@ from replay import absences, models, replayed
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import RunError
+from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
-from fedblend_federation.ops.submit import open_folder, run_experiment
-from fedblend_federation.server.experiment import read_progress
+from fedblend_federation.server.checkpoint import read_progress
 
 pytestmark = pytest.mark.slow
 NAMES = tuple(f"node{number}" for number in range(10))

@@ -105,10 +105,10 @@ def test_earlier_names_are_one_line_with_the_new_one(capsys, place):
 
 
 def test_an_experiment_finds_the_server_beside_it(capsys, place, monkeypatch):
-    from fedblend_federation.ops import submit
+    from fedblend_federation.ops import experiments
 
     called = []
-    monkeypatch.setattr(submit, "run_experiment", lambda *a, **k: called.append(a))
+    monkeypatch.setattr(experiments, "run_experiment", lambda *a, **k: called.append(a))
     main(["federation", "init", "lab", "--host", "127.0.0.1", "--nodes", "a,b"])
     trial = str(place / "lab/server/trial.toml")
     main(["federation", "run", trial])

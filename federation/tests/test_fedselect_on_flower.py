@@ -9,7 +9,7 @@ from movies import MOVIES_METHOD, ON_NODES, in_one, write_movies
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend_federation.ops import submit
+from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import local_cluster
 
 pytestmark = pytest.mark.slow
@@ -26,8 +26,8 @@ def test_select_comes_to_the_simulators_numbers(tmp_path):
     text = ON_NODES.replace("60.0", "900.0") + MOVIES_METHOD
     with local_cluster(tmp_path / "lab", rows, policy=policy) as made:
         config = check(toml.parse(text, "test"), "test")
-        submit.open_folder(out, config, made.settings, resume=False)
-        submit.run_experiment(made.settings, out)
+        experiments.open_folder(out, config, made.settings, resume=False)
+        experiments.run_experiment(made.settings, out)
         homes = [made.folder / "nodes" / name for name in NAMES]
         gap = largest_gap(out, homes, simulation(in_one(ratings)))
     print(f"select: {'equal to the bit' if gap == 0 else f'within {gap:.1e}'}")

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from fedblend_federation.flower import SMALL, from_record, pause_in, to_record
+from fedblend_federation.flower.records import SMALL, from_record, pause_in, to_record
 
 
 @pytest.mark.parametrize("size", [1, SMALL, SMALL + 1])

@@ -22,10 +22,15 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedblend_federation import grid_transport
-from fedblend_federation.flower import KIND, SMALL, content_of, needed_parts, to_record
-from fedblend_federation.grid_calls import UNAVAILABLE, push
-from fedblend_federation.grid_transport import GridTransport
+from fedblend_federation.flower import grid as grid_calls
+from fedblend_federation.flower.grid import UNAVAILABLE, GridTransport, push
+from fedblend_federation.flower.private import needed_parts
+from fedblend_federation.flower.records import (
+    KIND,
+    SMALL,
+    content_of,
+    to_record,
+)
 
 
 class StubGrid:
@@ -107,8 +112,8 @@ def received(transport: GridTransport, wanted: int, within: float) -> dict[int, 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(grid_transport, "BUSY", 0.05)
-    monkeypatch.setattr(grid_transport, "PATIENCE", 1.0)
+    monkeypatch.setattr(grid_calls, "BUSY", 0.05)
+    monkeypatch.setattr(grid_calls, "PATIENCE", 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +124,7 @@ def run(monkeypatch):
 
 def test_calls_run_beside_each_other(monkeypatch):
     """64 messages at 20 ms a call are 2.6 s one after the other."""
-    monkeypatch.setattr(grid_transport, "PULLED", 8)
+    monkeypatch.setattr(grid_calls, "PULLED", 8)
     grid = StubGrid(64, seconds=0.02)
     transport, begun = transport_over(grid), time.monotonic()
     transport.send({at: b"%d" % at for at in range(1, 65)})
@@ -127,7 +132,7 @@ def test_calls_run_beside_each_other(monkeypatch):
     found = received(transport, 64, 10.0)
     assert found == {at: [b"%d" % at] for at in range(1, 65)}
     assert time.monotonic() - begun < 1.5  # half of that time, on a busy machine
-    assert 1 < grid.most <= 2 * grid_transport.CALLS
+    assert 1 < grid.most <= 2 * grid_calls.CALLS
 
 
 def test_a_reply_that_hangs_holds_up_nobody(impatient):
@@ -313,7 +318,7 @@ def test_a_list_of_nodes_that_hangs_holds_up_nobody(monkeypatch):
     grid = StubGrid(2)
     transport = transport_over(grid)
     assert transport.addresses() == [1, 2]
-    monkeypatch.setattr(grid_transport, "REFRESH", 0.0)
+    monkeypatch.setattr(grid_calls, "REFRESH", 0.0)
     grid.listing = 1.0
     begun = time.monotonic()
     assert transport.addresses() == transport.addresses() == [1, 2]

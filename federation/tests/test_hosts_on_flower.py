@@ -15,7 +15,7 @@ from configured import POLICY, apfl_on_nodes, write_rows
 from hosts import SERVER, Hosts, hosts, possible
 from replay import absences, models, replayed
 
-from fedblend_federation.server.experiment import read_progress
+from fedblend_federation.server.checkpoint import read_progress
 
 pytestmark = [
     pytest.mark.slow,

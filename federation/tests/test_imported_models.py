@@ -23,9 +23,8 @@ from configured import (
 
 import fedblend as fb
 from fedblend.simulation.io.serialize import unpack
-from fedblend_federation.client.admission import node_of
-from fedblend_federation.client.permissions import Refusal
-from fedblend_federation.client.policy import Accept, Policy
+from fedblend_federation.client.node import node_of
+from fedblend_federation.policy.policy import Accept, Policy, Refusal
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
 

@@ -27,12 +27,13 @@ from fedblend.config.config import check
 from fedblend.errors import RunError
 from fedblend.simulation.io.serialize import unpack
 from fedblend_federation.client.state import with_checksum
-from fedblend_federation.ops import flwr_processes, registration
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import registration
+from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import processes_of
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import ServerSettings, load_as
-from fedblend_federation.ops.submit import open_folder, run_experiment
-from fedblend_federation.server.experiment import read_progress
+from fedblend_federation.server.checkpoint import read_progress
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,7 @@ class Federation:
 
     def __init__(self, folder: Path, supernodes: bool):
         self.folder = folder
-        port = flwr_processes.free_port()
+        port = processes.free_port()
         names = list(NAMES)
         where = {"host": "127.0.0.1", "port": port, "link_port": port}
         provision(folder, nodes=names, with_keys=True, **where)
@@ -88,12 +89,12 @@ class Federation:
     def start(self) -> None:
         self._serve("server", self.folder / "server" / "server.toml")
         registered = self.folder / "server.out"
-        flwr_processes.wait_until(
+        processes.wait_until(
             lambda: "may connect" in registered.read_text(), 300, "the link"
         )
         for name in NAMES:
             self._serve("node", self.folder / "nodes" / name / "node.toml")
-        flwr_processes.wait_until(self.complete, 300, "the nodes", every=2.0)
+        processes.wait_until(self.complete, 300, "the nodes", every=2.0)
 
     def complete(self) -> bool:
         try:
@@ -200,7 +201,7 @@ def undisturbed(federation, tmp_path_factory):
 
 def outcome_of_a_kill(made: Federation, words: str, seed: str, out: Path):
     """Every model at the end of an experiment in which a process was killed."""
-    flwr_processes.wait_until(made.complete, 300, "the nodes", every=2.0)
+    processes.wait_until(made.complete, 300, "the nodes", every=2.0)
     choose = random.Random(seed)
     killed = []
 
@@ -244,7 +245,7 @@ def test_stopped_in_mid_run_it_goes_on(seed, federation, undisturbed, tmp_path):
     out, choose, said = tmp_path / "out", random.Random(f"stop {seed}"), []
 
     def disturb() -> None:
-        flwr_processes.wait_until(
+        processes.wait_until(
             lambda: read_progress(out / "server")[0] >= 1, 300, "round 1"
         )
         time.sleep(choose.uniform(0, 0.5))  # a round takes about one second
@@ -252,7 +253,7 @@ def test_stopped_in_mid_run_it_goes_on(seed, federation, undisturbed, tmp_path):
 
     with pytest.raises(RunError, match=r"was stopped; --resume goes on"):
         federation.experiment(out, disturb)
-    flwr_processes.wait_until(lambda: bool(said), 150, "the end of it")
+    processes.wait_until(lambda: bool(said), 150, "the end of it")
     assert f"of {ROUNDS}; --resume goes on" in said[0]
     assert 1 <= read_progress(out / "server")[0] < ROUNDS
     assert federation.experiment(out, resume=True) == undisturbed

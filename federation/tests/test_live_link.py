@@ -13,15 +13,16 @@ import pytest
 from neighbor import CALLS, as_nobody, may_become_nobody
 
 from fedblend.errors import RunError
-from fedblend_federation.ops import flwr_processes, registration
-from fedblend_federation.ops.certificates import node_key
-from fedblend_federation.ops.doctor.doctor import examine
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import registration
+from fedblend_federation.ops.credentials import node_key
+from fedblend_federation.ops.doctor import examine
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import NodeEntry, ServerSettings, load_as
 from fedblend_federation.ops.supervisor import is_up
 
 pytest.importorskip("flwr")
-from fedblend_federation.fleet_client import Failed, FleetClient, Lost
+from fedblend_federation.flower.clients import Failed, FleetClient, Lost
 
 OPEN = "is open to every user of this machine"
 
@@ -29,21 +30,21 @@ OPEN = "is open to every user of this machine"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A federation of one node, whose link is up and knows the node's key."""
-    port = flwr_processes.free_port()
+    port = processes.free_port()
     place = tmp_path_factory.mktemp("live") / "lab"
     where = {"host": "127.0.0.1", "port": port, "link_port": port}
     provision(place, nodes=["alice"], with_keys=True, **where)
     settings = settings_of(place)
-    flwr_processes.connect(settings)
-    command = flwr_processes.link_command(settings)
+    processes.connect(settings)
+    command = processes.link_command(settings)
     log = settings.folder / "link.log"
-    link = flwr_processes.start(command, settings.folder, log)
+    link = processes.start(command, settings.folder, log)
     try:
-        flwr_processes.wait_until(lambda: is_up(settings), 120, "the link")
+        processes.wait_until(lambda: is_up(settings), 120, "the link")
         registration.register(settings)
         yield place
     finally:
-        flwr_processes.stop(link)
+        processes.stop(link)
 
 
 def settings_of(folder: Path) -> ServerSettings:
@@ -120,7 +121,7 @@ def test_nobody_gets_nowhere(folder):
     settings = settings_of(folder)
     assert as_nobody(settings.link, settings.ca) == dict.fromkeys(CALLS, 403)
     # Its own user is served.
-    assert flwr_processes.call(settings, "ls", flwr_processes.CONNECTION)["success"]
+    assert processes.call(settings, "ls", processes.CONNECTION)["success"]
 
 
 def test_many_keys_are_registered_on_one_connection(folder, monkeypatch):

@@ -31,12 +31,12 @@ from malicious import (
 
 from fedblend.theory.gaussian import gaussian_epsilon
 from fedblend_federation import message as messages
-from fedblend_federation.client import admission
-from fedblend_federation.client.admission import node_of
 from fedblend_federation.client.ledger import FILE, read_ledger
+from fedblend_federation.client.node import node_of
 from fedblend_federation.message import ENROLLED, Message
 from fedblend_federation.ops.audit import verify
 from fedblend_federation.ops.demo import POLICY
+from fedblend_federation.policy import admit
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
@@ -234,7 +234,7 @@ def test_refusals_about_rows_are_one_line_whatever_is_wrong(victim):
             with pytest.raises(Refused) as error:
                 victim.begin(config(**changes))
             lines.add(str(error.value))
-    assert lines == {admission.UNFIT}
+    assert lines == {admit.UNFIT}
 
 
 def test_messages_that_make_no_sense_end_no_process(victim):

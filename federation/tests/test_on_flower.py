@@ -37,7 +37,7 @@ from configured import (
 import example_arguments as examples
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend_federation.ops import submit
+from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
 from fedblend_federation.ops.registration import members
 
@@ -110,8 +110,8 @@ def gap_to_the_simulation(how: str, federation, place, out) -> float:
     """Of what an experiment on the nodes comes to."""
     how += "[measure]\nlocal = false\n"
     config = check(toml.parse(federated(how, DEADLINE), "test"), "test")
-    submit.open_folder(out, config, federation.settings, resume=False)
-    submit.run_experiment(federation.settings, out)
+    experiments.open_folder(out, config, federation.settings, resume=False)
+    experiments.run_experiment(federation.settings, out)
     homes = [federation.folder / "nodes" / name for name in NAMES[:CLIENTS]]
     return largest_gap(out, homes, simulation(simulated(how, place)))
 

@@ -16,12 +16,12 @@ from fedblend.runs import results, run_folder
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend_federation import message as messages
-from fedblend_federation.client.admission import node_of
-from fedblend_federation.client.agreement import agree
+from fedblend_federation.client.node import node_of
 from fedblend_federation.client.predict import predict_rows
 from fedblend_federation.contract import parse_contract
 from fedblend_federation.message import UNKNOWN, Message
 from fedblend_federation.ops.settings import NodeSettings, load_as
+from fedblend_federation.policy.rows import agree
 from fedblend_federation.raw_tables import (
     data_of_nodes,
     raw_of,

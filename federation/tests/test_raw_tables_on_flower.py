@@ -16,7 +16,7 @@ from fedblend.config.config import check
 from fedblend.runs import results, run_folder
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
-from fedblend_federation.ops import local_cluster, submit
+from fedblend_federation.ops import experiments, local_cluster
 
 pytestmark = pytest.mark.slow
 NAMES = ("alice", "bob", "carol")
@@ -42,8 +42,8 @@ def test_flower_comes_to_the_simulators_numbers(place, raw, tmp_path, monkeypatc
     os.nice(5)
     with local_cluster.local_cluster(tmp_path / "f", rows, policy=POLICY) as made:
         config = check(toml.parse(federated(raw), "test"), "test")
-        submit.open_folder(tmp_path / "run", config, made.settings, resume=False)
-        submit.run_experiment(made.settings, tmp_path / "run")
+        experiments.open_folder(tmp_path / "run", config, made.settings, resume=False)
+        experiments.run_experiment(made.settings, tmp_path / "run")
     here = run_folder.read_summary(Folder(tmp_path / "run"))
     mine, other = (
         run_folder.read_preprocessing(Folder(tmp_path / name), 0)

@@ -22,7 +22,7 @@ from configured import (
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend_federation.client.ledger import read_ledger
-from fedblend_federation.ops import submit
+from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
 from fedblend_federation.ops.registration import members
 
@@ -46,8 +46,8 @@ def test_one_node_with_all_clients_comes_to_the_simulators_numbers(tmp_path):
             how = method(name, place, rounds=3) + "[measure]\nlocal = false\n"
             config = check(toml.parse(federated(how, DEADLINE), "test"), "test")
             out = tmp_path / name
-            submit.open_folder(out, config, made.settings, resume=False)
-            submit.run_experiment(made.settings, out)
+            experiments.open_folder(out, config, made.settings, resume=False)
+            experiments.run_experiment(made.settings, out)
             homes = []
             for client in range(CLIENTS):
                 homes.append(tmp_path / f"{name}{client}")

@@ -6,8 +6,8 @@ import pytest
 from walkthrough import HOME, ROUNDS, NewUser, commands
 
 from fedblend.config.config import load
-from fedblend_federation.client.host import answering_at
-from fedblend_federation.ops import submit
+from fedblend_federation.client.node import answering_at
+from fedblend_federation.ops import experiments
 from fedblend_federation.ops.settings import ServerSettings, load_as
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
@@ -38,7 +38,7 @@ def test_what_the_scripts_set_up_gets_to_a_first_result(user, tmp_path):
     home, out = user.home("server"), tmp_path / "trial"
     config = load(home / "trial.toml")
     settings = load_as(ServerSettings, home / "server.toml")
-    submit.open_folder(out, config, settings, resume=False)
+    experiments.open_folder(out, config, settings, resume=False)
     nodes = {at: answering_at(user.home(n) / "node.toml") for at, n in enumerate(NODES)}
     summary = run_server(out, LoopbackTransport(nodes), poll=0.0)
     (found,) = summary["runs"]

@@ -17,7 +17,7 @@ import pytest
 from walkthrough import ROUNDS, NewUser, commands
 
 from fedblend.runs.run_folder import Folder, read_summary
-from fedblend_federation.ops import flwr_processes
+from fedblend_federation.flower import processes
 from fedblend_federation.ops.local_cluster import processes_of
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def _services(user: NewUser) -> Iterator[None]:
         yield
     finally:
         for process in running:
-            flwr_processes.stop(process)
+            processes.stop(process)
         for name in ("server", "alice", "bob", "carol"):
             for number in processes_of(user.home(name) / "state"):
                 with contextlib.suppress(ProcessLookupError):
@@ -64,7 +64,7 @@ def _services(user: NewUser) -> Iterator[None]:
 
 
 def test_from_nothing_to_a_first_result(tmp_path):
-    user = NewUser(tmp_path, flwr_processes.free_port())
+    user = NewUser(tmp_path, processes.free_port())
     *setup, run = commands()
     for command in setup:
         done = user.run(command)
@@ -77,7 +77,7 @@ def test_from_nothing_to_a_first_result(tmp_path):
             shown = user.fedblend(tmp_path, "federation", *words)
             return shown.stdout.count(": online") == 3
 
-        flwr_processes.wait_until(all_online, WITHIN, "the nodes", every=2.0)
+        processes.wait_until(all_online, WITHIN, "the nodes", every=2.0)
         done = user.run(run)
         assert done is not None
         assert done.returncode == 0, done.stderr

@@ -52,7 +52,7 @@ def clock(monkeypatch) -> Clock:
     """Servers wait by this clock: a file that imports it does not wait."""
     found = Clock()
     waiting = partial(exchange, clock=found, sleep=found.sleep)
-    monkeypatch.setattr("fedblend_federation.server.audited_exchange.exchange", waiting)
+    monkeypatch.setattr("fedblend_federation.server.collection.exchange", waiting)
     # Whoever is killed leaves what it has written to the system, synced or not.
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     return found

@@ -15,7 +15,7 @@ from fedblend import compress, trees
 from fedblend.config.config import check
 from fedblend.runs.run import run_config
 from fedblend.theory import privacy
-from fedblend_federation.secure.fixed_point import FixedPoint
+from fedblend_federation.secure.flatten import FixedPoint
 from tiny_config import TINY
 
 KEY = jax.random.key(3)

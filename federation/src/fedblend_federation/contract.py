@@ -7,12 +7,15 @@ the terms: the configuration, the capacities (the largest number of rows of any 
 by split), the rooms (a bound on the rows of a table that any client uses), whether
 constants of the losses are used, the rates that theory allows, and the preprocessing of
 raw tables. Nothing else of other clients.
+
+The configuration of an experiment as nodes get it: without paths of the server.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -21,6 +24,7 @@ import numpy as np
 
 from fedblend.config.build import Method, method
 from fedblend.config.config import Config, dump, loads
+from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.tables import select
 from fedblend.config.tables.data import Nodes
 from fedblend.config.tables.model import loss_name, model_of
@@ -41,7 +45,6 @@ from fedblend.report.measures import in_order
 from fedblend.simulation.result import Budget
 from fedblend.theory.constants import Smoothness
 from fedblend_federation import raw_tables
-from fedblend_federation.published_config import without_paths
 
 if TYPE_CHECKING:
     from fedblend.config.tables.privacy import ProtectRows
@@ -383,3 +386,27 @@ def deployment(algorithm: Algorithm, down: Down, request, params) -> Deployment:
     forms = (jax.tree.structure(params), jax.tree.structure(None))
     plain = jax.tree.structure(message.shared) in forms
     return Deployment(message, () if plain else down.shared)
+
+
+_FILES = (("central", "file"), ("adapt", "base"))
+"""Keys that are paths, of which nodes get the names alone."""
+
+
+def without_paths(config: Config) -> Config:
+    """The configuration with names of files, and without folders of code.
+
+    A node finds its base by ``adapt.sha256``, and has its own code.
+    """
+    for name, key in _FILES:
+        path = getattr(getattr(config, name), key, None)
+        if path is not None:
+            config = _with(config, name, key, Path(path).name)
+    for name in TABLES:
+        if is_import_path(getattr(config, name).name):
+            config = _with(config, name, "import_from", None)
+    return config
+
+
+def _with(config: Config, name: str, key: str, value: str | None) -> Config:
+    table = getattr(config, name).model_copy(update={key: value})
+    return config.model_copy(update={name: table})

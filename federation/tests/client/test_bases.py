@@ -26,13 +26,13 @@ import fedblend as fb
 from fedblend.config.config import loads
 from fedblend.models.adapt.uses import leaves_by_path
 from fedblend_federation import message as messages
-from fedblend_federation.client import bases, limits
-from fedblend_federation.client.admission import node_of
-from fedblend_federation.client.permissions import Refusal
-from fedblend_federation.client.policy import Limits
+from fedblend_federation.client import base_models
+from fedblend_federation.client.node import node_of
 from fedblend_federation.client.predict import predict_rows
 from fedblend_federation.contract import contract_of
 from fedblend_federation.ops.settings import NodeSettings, load_as
+from fedblend_federation.policy import limits
+from fedblend_federation.policy.policy import Limits, Refusal
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
 
@@ -210,9 +210,9 @@ def test_limits_count_the_base(place, tmp_path):
 def test_a_file_is_hashed_once(tmp_path, monkeypatch):
     file, read = tmp_path / "own.safetensors", []
     digest = write_base(file)
-    plain = bases.hash_file
+    plain = base_models.hash_file
     monkeypatch.setattr(
-        bases, "hash_file", lambda path: (read.append(path), plain(path))[1]
+        base_models, "hash_file", lambda path: (read.append(path), plain(path))[1]
     )
-    assert bases.sha256_of(file) == bases.sha256_of(file) == digest
+    assert base_models.sha256_of(file) == base_models.sha256_of(file) == digest
     assert len(read) == 1

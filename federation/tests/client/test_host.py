@@ -22,16 +22,14 @@ from configured import (
 )
 
 from fedblend.errors import ConfigError, RunError
-from fedblend_federation import bundle
 from fedblend_federation import message as messages
-from fedblend_federation.client import programs
-from fedblend_federation.client.host import Host, answering
+from fedblend_federation.client import executor
 from fedblend_federation.client.ledger import read_ledger
-from fedblend_federation.client.node import Node
+from fedblend_federation.client.node import Host, Node, answering
 from fedblend_federation.message import UNKNOWN, Message
 from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.server import membership
-from fedblend_federation.server.experiment import Nodes, write_nodes
+from fedblend_federation.server.checkpoint import Nodes, write_nodes
 from fedblend_federation.server.membership import Registered
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
@@ -123,15 +121,15 @@ def test_a_bundle_is_one_message_and_no_longer_than_it_may_be(
         carrying = Counting(hosts(place, tmp_path / name, {7: [0, 1, 2]}))
         run_server(out, carrying, poll=0.0)
         return [
-            len(list(bundle.unpack_bundle(data)))
+            len(list(messages.unpack_bundle(data)))
             for _, data in carrying.messages
-            if bundle.is_bundle(data)
+            if messages.is_bundle(data)
         ]
 
-    before = programs.update.cache_info().misses  # pyright: ignore
+    before = executor.update.cache_info().misses  # pyright: ignore
     # Enrollment, measures before, two rounds, measures after, the end.
     assert sent("one") == [3] * 6
-    assert programs.update.cache_info().misses == before + 1  # pyright: ignore
+    assert executor.update.cache_info().misses == before + 1  # pyright: ignore
     monkeypatch.setattr(membership, "BUNDLE_BYTES", 2500)
     assert sent("short")[:3] == [1, 1, 1]  # enrollment has the configuration
 
@@ -180,13 +178,13 @@ def test_a_reply_in_anothers_name_is_no_reply(place, tmp_path):
     swapped = {0: 1, 1: 0}
 
     def spoil(address: int, data: bytes) -> list[bytes]:
-        if address == 9 or not bundle.is_bundle(data):
+        if address == 9 or not messages.is_bundle(data):
             return [data]
-        parts = list(bundle.unpack_bundle(data))
+        parts = list(messages.unpack_bundle(data))
         if messages.decode(parts[0][1]).kind != "round":
             return [data]
         renamed = [(swapped[client], part) for client, part in parts]
-        return [bundle.pack_bundle([*renamed, (2, parts[0][1])])]
+        return [messages.pack_bundle([*renamed, (2, parts[0][1])])]
 
     carrying.spoil = spoil
     text = federated(FEDAVG, deadline=1.0)
@@ -209,7 +207,7 @@ def test_a_bundle_that_is_lost_is_sent_again_and_counted_once(place, tmp_path):
     lost: list[bytes] = []
 
     def spoil(address: int, data: bytes) -> list[bytes | None]:
-        kinds = {messages.decode(part).kind for _, part in bundle.unpack_bundle(data)}
+        kinds = {messages.decode(part).kind for _, part in messages.unpack_bundle(data)}
         if kinds == {"round"} and not lost:
             lost.append(data)
             return [None]
@@ -225,9 +223,9 @@ def test_a_bundle_that_is_lost_is_sent_again_and_counted_once(place, tmp_path):
         ledger = read_ledger(tmp_path / f"host7/state/client-{client}")
         assert ledger.answers == 2
     rounds = [
-        [messages.decode(part) for _, part in bundle.unpack_bundle(data)]
+        [messages.decode(part) for _, part in messages.unpack_bundle(data)]
         for _, data in carrying.messages
-        if bundle.is_bundle(data)
+        if messages.is_bundle(data)
     ]
     assert [some[0].attempt for some in rounds if some[0].kind == "round"] == [0, 1, 0]
 
@@ -236,7 +234,7 @@ def test_a_bundle_that_is_lost_is_sent_again_and_counted_once(place, tmp_path):
     "data, reason",
     [
         (b"junk", "bytes"),
-        (bundle.MAGIC + b"junk", "a bundle with a damaged header"),
+        (messages.MAGIC + b"junk", "a bundle with a damaged header"),
         (messages.encode(Message("round", "trial", 5, 0)), "this node hosts clients 0"),
     ],
 )
@@ -251,7 +249,7 @@ def test_what_is_to_another_client_in_a_bundle_is_left_out(place, tmp_path):
     host = hosts(place, tmp_path, {7: [0, 1]})[7]
     stop = Message("stop", "trial", UNKNOWN)
     sent = [(c, messages.encode(stop._replace(client=c))) for c in (0, 5, 1)]
-    parts = list(bundle.unpack_bundle(host.reply(bundle.pack_bundle(sent))))
+    parts = list(messages.unpack_bundle(host.reply(messages.pack_bundle(sent))))
     assert [client for client, _ in parts] == [0, 1]
     assert {messages.decode(data).kind for _, data in parts} == {"refused"}
     (line,) = (tmp_path / "host7/state/audit.jsonl").read_text().splitlines()

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fedblend.cli import app
 from fedblend.errors import RunError
 from fedblend.theory.gaussian import gaussian_epsilon as epsilon
-from fedblend_federation.client.admission import node_of
 from fedblend_federation.client.ledger import Charge, Ledger, read_ledger
+from fedblend_federation.client.node import node_of
 
 ROUNDS = {"run": {"rounds": 3}}
 

@@ -10,12 +10,13 @@ import weakref
 import pytest
 from malicious import Attacker, Refused, config, write_node
 
-from fedblend_federation.client import admission, programs, shared_builds
+from fedblend_federation.client import build, executor
 from fedblend_federation.client.ledger import read_ledger
+from fedblend_federation.policy import admit
 
 
 def test_one_experiment_after_the_other_leaves_no_programs(tmp_path, monkeypatch):
-    for module in (admission, shared_builds):
+    for module in (admit, build):
         monkeypatch.setattr(module, "EXPERIMENTS", 1)
     attacker, functions = Attacker(write_node(tmp_path / "node")), []
     for number in range(3):
@@ -24,7 +25,7 @@ def test_one_experiment_after_the_other_leaves_no_programs(tmp_path, monkeypatch
         functions.append(weakref.ref(attacker.executor.setup.algorithm.client))
     gc.collect()
     assert functions[0]() is None and functions[-1]() is not None
-    assert programs.update.cache_info().currsize == 1  # pyright: ignore
+    assert executor.update.cache_info().currsize == 1  # pyright: ignore
 
 
 @pytest.mark.parametrize("batches", ["secret", "shared"])
@@ -56,14 +57,14 @@ def test_training_alone_ends_when_its_time_is_over(tmp_path, monkeypatch):
     policy = "[limits]\nseconds = 50\n"
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))
     attacker.begin(config(measure={"local": 1000}))
-    updates, real, update = [], time.monotonic, programs.update
+    updates, real, update = [], time.monotonic, executor.update
 
     def timed(*arguments):
         updates.append(arguments)
         return update(*arguments)
 
     monkeypatch.setattr(time, "monotonic", lambda: real() + 10 * len(updates))
-    monkeypatch.setattr(programs, "update", timed)
+    monkeypatch.setattr(executor, "update", timed)
     with pytest.raises(Refused, match=r"policy limits\.seconds: a request is 5.* s"):
         attacker.measure(1, last=True)
     assert len(updates) == 5

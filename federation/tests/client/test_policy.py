@@ -19,8 +19,9 @@ from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric
 from fedblend.registry import ALGORITHMS, OWN_MODEL
-from fedblend_federation.client.executor import bounded
-from fedblend_federation.client.policy import (
+from fedblend_federation.client.build import bounded
+from fedblend_federation.ops.templating import template
+from fedblend_federation.policy.policy import (
     Accept,
     Budget,
     Limits,
@@ -30,7 +31,6 @@ from fedblend_federation.client.policy import (
     Rows,
     load_policy,
 )
-from fedblend_federation.ops.templating import template
 
 EXPERIMENT = {
     "version": 1,

@@ -10,10 +10,9 @@ import pytest
 from edits import certify, edit, only, told
 
 from fedblend.errors import ConfigError, RunError
-from fedblend_federation.ops import provision
-from fedblend_federation.ops.doctor import doctor
-from fedblend_federation.ops.doctor.doctor import examine
-from fedblend_federation.ops.flwr_processes import SILENCE, environment
+from fedblend_federation.flower.processes import SILENCE, environment
+from fedblend_federation.ops import doctor, provision
+from fedblend_federation.ops.doctor import examine
 
 
 @pytest.fixture

@@ -18,13 +18,9 @@ import pytest
 from fedblend.config.config import dump
 from fedblend.errors import RunError
 from fedblend.runs.run_folder import Folder
+from fedblend_federation.flower import processes
 from fedblend_federation.ops import demo as demonstration
-from fedblend_federation.ops import (
-    flwr_processes,
-    local_cluster,
-    registration,
-    submit,
-)
+from fedblend_federation.ops import experiments, local_cluster, registration
 from fedblend_federation.ops.local_cluster import processes_of
 from fedblend_federation.ops.registration import Member
 
@@ -44,14 +40,14 @@ time.sleep(600)
 def stand_ins(monkeypatch):
     """Programs that only wait, in place of Flower's."""
     command = [sys.executable, "-c", STUBBORN, "parent"]
-    monkeypatch.setattr(flwr_processes, "link_command", lambda settings: command)
-    monkeypatch.setattr(flwr_processes, "node_command", lambda *words: command)
+    monkeypatch.setattr(processes, "link_command", lambda settings: command)
+    monkeypatch.setattr(processes, "node_command", lambda *words: command)
     monkeypatch.setattr(local_cluster, "is_up", lambda settings: True)
     monkeypatch.setattr(registration, "register", lambda settings: None)
     online = [Member("alice", (0,), "online")]
     monkeypatch.setattr(registration, "members", lambda settings: online)
-    stop = flwr_processes.stop
-    monkeypatch.setattr(flwr_processes, "stop", lambda process: stop(process, 0.2))
+    stop = processes.stop
+    monkeypatch.setattr(processes, "stop", lambda process: stop(process, 0.2))
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -61,7 +57,7 @@ def test_a_signal_ends_everything(stand_ins, tmp_path, sign):
         pytest.raises(KeyboardInterrupt),
         local_cluster.local_cluster(tmp_path / "lab", ROWS),
     ):
-        flwr_processes.wait_until(
+        processes.wait_until(
             lambda: len(processes_of(tmp_path)) >= 4, 60, "a link and a node"
         )
         os.kill(os.getpid(), sign)
@@ -72,7 +68,7 @@ def test_a_signal_ends_everything(stand_ins, tmp_path, sign):
 
 def test_a_program_that_ends_at_once_is_one_line(stand_ins, tmp_path, monkeypatch):
     command = [sys.executable, "-c", "raise SystemExit('no port')"]
-    monkeypatch.setattr(flwr_processes, "link_command", lambda settings: command)
+    monkeypatch.setattr(processes, "link_command", lambda settings: command)
     monkeypatch.setattr(local_cluster, "is_up", lambda settings: False)
     with (
         pytest.raises(RunError, match=r"link: ended at once: no port"),
@@ -84,10 +80,10 @@ def test_a_program_that_ends_at_once_is_one_line(stand_ins, tmp_path, monkeypatc
 PARENT = """
 import sys, time
 from pathlib import Path
-from fedblend_federation.ops import flwr_processes
+from fedblend_federation.flower import processes
 waiting = [sys.executable, "-c", "import time; time.sleep(600)"]
 place = Path(sys.argv[1])
-print(flwr_processes.start(waiting, place, place / "log").pid, flush=True)
+print(processes.start(waiting, place, place / "log").pid, flush=True)
 time.sleep(600)
 """
 
@@ -99,20 +95,20 @@ def test_what_a_killed_process_had_started_dies_with_it(tmp_path):
         child = int(parent.stdout.readline())
         assert child in processes_of(tmp_path)
         parent.kill()
-    flwr_processes.wait_until(
+    processes.wait_until(
         lambda: child not in processes_of(tmp_path), 10, "its end", every=0.05
     )
 
 
 def test_logs_do_not_grow_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(flwr_processes, "MAX_LOG", 1000)
+    monkeypatch.setattr(processes, "MAX_LOG", 1000)
     log = tmp_path / "log"
     with log.open("ab", buffering=0) as output:
         output.write(b"a" * 900)
-        flwr_processes.rotate(log)
+        processes.rotate(log)
         assert log.stat().st_size == 900
         output.write(b"b" * 900)
-        flwr_processes.rotate(log)
+        processes.rotate(log)
         output.write(b"c")
     assert log.read_bytes() == b"c"
     assert (tmp_path / "log.1").stat().st_size == 1800
@@ -143,7 +139,9 @@ def test_one_that_was_killed_after_its_first_experiment_can_be_repeated(
     def run(cluster, out, name, log):
         if name == "flix":
             raise Killed
-        submit.open_folder(out, demonstration.config_of(name), settings, resume=False)
+        experiments.open_folder(
+            out, demonstration.config_of(name), settings, resume=False
+        )
         Folder(out).summary.write_text("{}")
 
     @contextlib.contextmanager
@@ -222,7 +220,7 @@ def test_the_demonstration_can_be_interrupted(tmp_path, sign):
     finally:
         process.kill()
     if sign == signal.SIGKILL:
-        flwr_processes.wait_until(lambda: not processes_of(temporary), 30, "their end")
+        processes.wait_until(lambda: not processes_of(temporary), 30, "their end")
         return
     assert _mentioned(str(temporary)) == []
     assert processes_of(temporary) == []

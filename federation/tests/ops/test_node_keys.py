@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fedblend.cli import main
-from fedblend_federation.ops.doctor import doctor
+from fedblend_federation.ops import doctor
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
-from fedblend_federation.secure.party import public_key
 from fedblend_federation.secure.roster import keys_of
+from fedblend_federation.secure.session import public_key
 
 NAMES = ["alice", "bob"]
 

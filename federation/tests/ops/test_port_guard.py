@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from neighbor import CALLS, as_nobody, may_become_nobody
 
-from fedblend_federation.ops import flwr_processes
-from fedblend_federation.ops.doctor.doctor import examine
-from fedblend_federation.ops.port_guard import WITNESS, Guard, owner_of
+from fedblend_federation.flower import processes
+from fedblend_federation.flower.port_guard import WITNESS, Guard, owner_of
+from fedblend_federation.ops.doctor import examine
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend_federation.ops.supervisor import is_up
@@ -110,7 +110,7 @@ as_root = pytest.mark.skipif(
 
 @pytest.fixture
 def federation(tmp_path) -> Path:
-    port = flwr_processes.free_port()
+    port = processes.free_port()
     where = {"host": "127.0.0.1", "port": port, "link_port": port}
     provision(tmp_path / "lab", nodes=["alice"], with_keys=True, **where)
     return tmp_path / "lab"
@@ -122,16 +122,16 @@ def test_without_the_guard_the_attacks_succeed(federation):
     """Flower as it is: the attacks are real, and the doctor sees it."""
     path = federation / "server" / "server.toml"
     settings = load_as(ServerSettings, path)
-    options = flwr_processes.link_command(settings)[4:]
-    command = [flwr_processes.program("flower-superlink"), *options]
+    options = processes.link_command(settings)[4:]
+    command = [processes.program("flower-superlink"), *options]
     log = settings.folder / "link.log"
-    link = flwr_processes.start(command, settings.folder, log)
+    link = processes.start(command, settings.folder, log)
     try:
-        flwr_processes.wait_until(lambda: is_up(settings), 120, "the link")
+        processes.wait_until(lambda: is_up(settings), 120, "the link")
         found = as_nobody(settings.link, settings.ca)
         findings = [one.what for one in examine(path)]
     finally:
-        flwr_processes.stop(link)
+        processes.stop(link)
     assert found["list runs"] == found["read the description"] == 200
     assert found["take a task"] == 200
     assert 403 not in found.values()
@@ -143,15 +143,15 @@ def test_without_the_guard_the_attacks_succeed(federation):
 def test_nobody_gets_nowhere_at_a_supernode(federation):
     """On Flower's own path a node has a port; on ours it has none."""
     node = load_as(NodeSettings, federation / "nodes" / "alice" / "node.toml")
-    port = flwr_processes.free_port()
-    command = flwr_processes.supernode_command(node, port)
+    port = processes.free_port()
+    command = processes.supernode_command(node, port)
     log = node.flower_folder / "node.log"
-    supernode = flwr_processes.start(command, node.flower_folder, log)
+    supernode = processes.start(command, node.flower_folder, log)
     try:
-        flwr_processes.wait_until(lambda: listens(port), 120, "the SuperNode")
+        processes.wait_until(lambda: listens(port), 120, "the SuperNode")
         found = as_nobody(f"127.0.0.1:{port}", None)
     finally:
-        flwr_processes.stop(supernode)
+        processes.stop(supernode)
     assert found == dict.fromkeys(CALLS, 403)
 
 

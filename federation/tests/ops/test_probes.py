@@ -10,9 +10,9 @@ import pytest
 from edits import at_port, certify, only, told
 from http_stub import serving
 
-from fedblend_federation import clock_skew as clock
-from fedblend_federation.ops.doctor import probes
-from fedblend_federation.ops.doctor.doctor import examine
+from fedblend_federation.flower import processes as clock
+from fedblend_federation.ops import probes
+from fedblend_federation.ops.doctor import examine
 from fedblend_federation.ops.settings import Address
 
 pytestmark = pytest.mark.usefixtures("no_services")

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedblend.config.config import load
 from fedblend.errors import RunError
-from fedblend_federation.client.policy import Policy, load_policy
 from fedblend_federation.contract import contract_of
 from fedblend_federation.ops import provision
 from fedblend_federation.ops.settings import (
@@ -33,8 +32,9 @@ from fedblend_federation.ops.settings import (
     load_as,
 )
 from fedblend_federation.ops.templating import PROGRAM
-from fedblend_federation.secure.party import public_key
+from fedblend_federation.policy.policy import Policy, load_policy
 from fedblend_federation.secure.roster import keys_of
+from fedblend_federation.secure.session import public_key
 
 EXPECTED = {
     "README.md",

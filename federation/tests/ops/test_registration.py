@@ -10,7 +10,7 @@ from edits import edit
 
 from fedblend.errors import RunError
 from fedblend_federation.ops import registration
-from fedblend_federation.ops.certificates import node_key
+from fedblend_federation.ops.credentials import node_key
 from fedblend_federation.ops.settings import ServerSettings, load_as
 
 

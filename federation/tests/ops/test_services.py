@@ -16,9 +16,8 @@ from edits import edit, told
 
 from fedblend.errors import RunError
 from fedblend_federation import worker
-from fedblend_federation.ops import registration
-from fedblend_federation.ops.doctor import doctor, services
-from fedblend_federation.ops.doctor.doctor import examine
+from fedblend_federation.ops import doctor, registration
+from fedblend_federation.ops.doctor import examine
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
 
 NOBODY = 65534
@@ -106,7 +105,7 @@ def test_a_worker_that_died_or_computes(home, monkeypatch):
         (finding,) = examine(home)
         assert finding.fault and finding.value == "Connection refused"
         left.listen()
-        monkeypatch.setattr(services, "WORKER_ANSWERS", 0.1)
+        monkeypatch.setattr(doctor, "WORKER_ANSWERS", 0.1)
         (finding,) = examine(home)
         assert (finding.fault, finding.value) == (False, "not in 0.1 s")
         assert finding.advice == "it may be computing; try again"
@@ -123,8 +122,8 @@ def link(own, monkeypatch) -> ServerSettings:
     """A link that is up, has its guard, and knows alice and bob."""
     for name in ("public_findings", "link_findings"):
         monkeypatch.setattr(doctor, name, lambda *of: [])
-    monkeypatch.setattr(services, "is_up", lambda settings: True)
-    monkeypatch.setattr(services, "is_open", lambda link, ca: False)
+    monkeypatch.setattr(doctor, "is_up", lambda settings: True)
+    monkeypatch.setattr(doctor, "is_open", lambda link, ca: False)
     ids = iter(["1", "2"])
     stub = SimpleNamespace(
         register=lambda key, name: next(ids),

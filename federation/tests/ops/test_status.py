@@ -19,7 +19,8 @@ from configured import (
 from fedblend.cli import main
 from fedblend.errors import RunError
 from fedblend.simulation.io.serialize import unpack
-from fedblend_federation.ops import flwr_processes, submit
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import experiments
 from fedblend_federation.server.run import STOPPED, run_server
 from loopback import LoopbackTransport
 
@@ -142,23 +143,23 @@ def forgetful(settings, *words):
 
 def test_stopping_writes_the_reason_before_it_stops(capsys, own, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(submit, "TELLS_NODES", 0.0)
+    monkeypatch.setattr(experiments, "TELLS_NODES", 0.0)
 
     def call(settings, *words):
         asked.append(words)
         assert words[0] != "stop" or (tmp_path / STOPPED).exists()
         return {"runs": [{"run-id": "7", "status": "running"}]}
 
-    monkeypatch.setattr(flwr_processes, "call", call)
+    monkeypatch.setattr(processes, "call", call)
     server = own / "server" / "server.toml"
     command = ("stop", tmp_path, "--server", server)
     assert "no experiment is running there" in fails(capsys, *command)
-    (tmp_path / submit.RUN).write_text('{"run": "7"}')
+    (tmp_path / experiments.RUN).write_text('{"run": "7"}')
     with monkeypatch.context() as patch:
-        patch.setattr(flwr_processes, "call", forgetful)
+        patch.setattr(processes, "call", forgetful)
         assert "no experiment is running there" in fails(capsys, *command)
     text = federated(method("fedavg", tmp_path, rounds=2))
     config = experiment(tmp_path / "made", text) / "config.toml"
     (tmp_path / "config.toml").write_bytes(config.read_bytes())
     assert said(capsys, *command) == ["stopped after round 0 of 2; --resume goes on"]
-    assert ("stop", "7", flwr_processes.CONNECTION) in asked
+    assert ("stop", "7", processes.CONNECTION) in asked

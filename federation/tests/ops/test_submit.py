@@ -12,10 +12,10 @@ from configured import POLICY, experiment, federated, method, nodes, write_rows
 
 from fedblend.cli import main
 from fedblend.errors import RunError
-from fedblend_federation.ops import flwr_processes
-from fedblend_federation.ops import submit as submit_module
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import experiments as submit_module
 from fedblend_federation.ops.settings import ServerSettings, load_as
-from fedblend_federation.server.experiment import Nodes
+from fedblend_federation.server.checkpoint import Nodes
 from fedblend_federation.server.membership import Registered
 from fedblend_federation.server.run import run_in_flower
 from loopback import LoopbackTransport
@@ -24,7 +24,7 @@ from loopback import LoopbackTransport
 @pytest.fixture
 def link(own, monkeypatch):
     """A link of which is known whether it is up, and how often it was asked."""
-    found = SimpleNamespace(up=True, asked=0, back=3, wrong=flwr_processes.UNREACHABLE)
+    found = SimpleNamespace(up=True, asked=0, back=3, wrong=processes.UNREACHABLE)
 
     def submit(settings, folder):
         found.asked += 1
@@ -34,9 +34,9 @@ def link(own, monkeypatch):
         (folder / "summary.json").write_text("{}")
         return "7"
 
-    monkeypatch.setattr(flwr_processes, "connect", lambda settings: None)
-    monkeypatch.setattr(flwr_processes, "submit", submit)
-    monkeypatch.setattr(flwr_processes, "RESTART_AFTER", 0.0)
+    monkeypatch.setattr(processes, "connect", lambda settings: None)
+    monkeypatch.setattr(processes, "submit", submit)
+    monkeypatch.setattr(processes, "RESTART_AFTER", 0.0)
     monkeypatch.setattr(submit_module, "is_up", lambda settings: found.up)
     monkeypatch.setattr(submit_module, "INTERVAL", 0.0)
     found.settings = load_as(ServerSettings, own / "server" / "server.toml")
@@ -107,8 +107,8 @@ def refusing(tmp_path, monkeypatch, own):
                 run_in_flower(folder, transport)
             return "7"
 
-        monkeypatch.setattr(flwr_processes, "connect", lambda settings: None)
-        monkeypatch.setattr(flwr_processes, "submit", submit)
+        monkeypatch.setattr(processes, "connect", lambda settings: None)
+        monkeypatch.setattr(processes, "submit", submit)
         monkeypatch.setattr(submit_module, "registered", lambda settings: Nodes(known))
         monkeypatch.setattr(submit_module, "is_up", lambda settings: True)
         monkeypatch.setattr(submit_module, "INTERVAL", 0.0)

@@ -7,7 +7,8 @@ import sys
 import pytest
 from edits import edit
 
-from fedblend_federation.ops import flwr_processes, supervisor
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import supervisor
 from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.ops.supervisor import Program
 
@@ -22,7 +23,7 @@ def kept(monkeypatch) -> list:
     monkeypatch.setattr(
         supervisor, "serve_carrier", lambda settings, **how: found.append(how)
     )
-    monkeypatch.setattr(flwr_processes, "program", lambda name: name)
+    monkeypatch.setattr(processes, "program", lambda name: name)
     return found
 
 
@@ -55,7 +56,7 @@ def test_flowers_supernode_is_a_choice(own, kept, where):
     command = list(kept[0]["node"].command)
     assert command[1:4] == [
         "-m",
-        "fedblend_federation.ops.port_guard",
+        "fedblend_federation.flower.port_guard",
         "flower-supernode",
     ]
     assert f'settings="{path}"' in command[-1]
@@ -65,9 +66,9 @@ def test_flowers_supernode_is_a_choice(own, kept, where):
 
 
 def test_a_program_that_ends_is_started_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(flwr_processes, "RESTART_AFTER", 0.0)
+    monkeypatch.setattr(processes, "RESTART_AFTER", 0.0)
     monkeypatch.setattr(supervisor, "INTERVAL", 0.02)
-    monkeypatch.setattr(flwr_processes, "MAX_LOG", 10)
+    monkeypatch.setattr(processes, "MAX_LOG", 10)
     lines: list[str] = []
 
     def check() -> None:

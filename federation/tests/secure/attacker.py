@@ -20,13 +20,13 @@ import numpy as np
 
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message
-from fedblend_federation.secure import records, shamir
-from fedblend_federation.secure.attempt import View
-from fedblend_federation.secure.fixed_point import FixedPoint
-from fedblend_federation.secure.graph import graph_of
+from fedblend_federation.secure import client_state, masks
+from fedblend_federation.secure.flatten import FixedPoint
 from fedblend_federation.secure.masks import KEY_BYTES, SecureError, add_mask, unseal
-from fedblend_federation.secure.party import (
+from fedblend_federation.secure.session import (
     Party,
+    View,
+    graph_of,
     pair_mask_seed,
     self_mask_seed,
     token_view,
@@ -136,7 +136,9 @@ class Attacker:
         return self.federation.folder / f"node{client}" / request.experiment
 
     def _learn_answer(self, client: int, request: Message, reply: Message) -> None:
-        record = records.read(self._place(client, request), "masked", request.round)
+        record = client_state.read(
+            self._place(client, request), "masked", request.round
+        )
         assert record is not None
         about, means = record.about, self.federation.means_of(client, request)
         nonces, broadcast, largest = about["view"]
@@ -165,7 +167,9 @@ class Attacker:
             self.faults.append(f"client {client}: two answers under one mask")
 
     def _learn_opening(self, client: int, request: Message, reply: Message) -> None:
-        about = records.about(self._place(client, request), "masked", request.round)
+        about = client_state.about(
+            self._place(client, request), "masked", request.round
+        )
         nonces, broadcast, largest = about["view"]
         nonces = {int(one): nonce for one, nonce in nonces.items()}
         view = View(nonces, broadcast, largest).digest(bytes.fromhex(about["attempt"]))
@@ -220,7 +224,7 @@ class Attacker:
         if not shared:
             return {}, {}
         members = next(iter(shared.values())).members
-        graph, size = graph_of(members, b""), shamir.SHARE_BYTES
+        graph, size = graph_of(members, b""), masks.SHARE_BYTES
         selves: dict[int, dict[int, bytes]] = {c: {} for c in members}
         envelopes: dict[int, dict[int, bytes]] = {c: {} for c in members}
         pairs = dict[tuple[int, int], bytes]()
@@ -248,7 +252,7 @@ class Attacker:
                     into[client][one.client + 1] = share
         for client, known in envelopes.items():
             with suppress(SecureError, KeyError):
-                key = shamir.combine(known, graph.threshold)
+                key = masks.combine(known, graph.threshold)
                 seeds = unseal(key, shared[client].seeds)
                 for at, other in enumerate(graph.neighbors(client, members)):
                     pair = min(client, other), max(client, other)
@@ -256,7 +260,7 @@ class Attacker:
         told = dict[int, bytes]()
         for client, known in selves.items():
             with suppress(SecureError):
-                told[client] = shamir.combine(known, graph.threshold)
+                told[client] = masks.combine(known, graph.threshold)
         return told, pairs
 
     def _party(self, client: int, attempt: str, graph: Any) -> Party | None:
@@ -287,7 +291,7 @@ class Attacker:
                 with suppress(SecureError):
                     shares[giver + 1] = unseal(token, box.tobytes())
         try:
-            key = shamir.combine(shares, graph.threshold)
+            key = masks.combine(shares, graph.threshold)
             return unseal(key, one.arrays["['box']"].tobytes())
         except SecureError:
             return b""

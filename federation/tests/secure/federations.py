@@ -21,10 +21,10 @@ from fedblend.simulation.io.serialize import named_leaves
 from fedblend_federation import message as messages
 from fedblend_federation.client.executor import Executor
 from fedblend_federation.client.node import Node
-from fedblend_federation.client.permissions import Permissions
+from fedblend_federation.policy.policy import Permissions
 from fedblend_federation.server.aggregation import Total
 from fedblend_federation.server.checkpoint import ServerCheckpoint
-from fedblend_federation.server.collection import Collected, PlainCollection
+from fedblend_federation.server.collection import Collected, PlainCollector
 from fedblend_federation.server.coordinator import Coordinator
 from fedblend_federation.transport import Timeouts
 from loopback import LoopbackFederation, LoopbackTransport
@@ -168,7 +168,7 @@ def _executor(method: Any, client: int, permissions: Permissions) -> Executor:
     return _BUILT[method, client]
 
 
-class UnmaskedCollection(PlainCollection):
+class UnmaskedCollector(PlainCollector):
     """The server encodes what it sees as nodes would, and sums that: no masks.
 
     The encoding is written down here once more, in whole numbers of any size.
@@ -233,9 +233,9 @@ def without_masks(federation: SecureFederation) -> Coordinator:
     federation.secure = {}  # of the server alone, which gives clients coarse weights
     server = federation.server()
     federation.secure = None
-    server.collection = UnmaskedCollection(server, sizes_of(server.shapes))
+    server.collector = UnmaskedCollector(server, sizes_of(server.shapes))
     sparse = algorithm("one mask"), algorithm("flix, diana")
-    server.collection.as_sent = server.algorithm in sparse
+    server.collector.as_sent = server.algorithm in sparse
     return server
 
 

@@ -17,7 +17,7 @@ from trials import Clock
 
 from fedblend_federation import message as messages
 from fedblend_federation import transport
-from fedblend_federation.server import audited_exchange
+from fedblend_federation.server import collection
 
 GONE = {("share", 0): {1}, ("round", 0): {6}, ("unmask", 1): {2}, ("round", 1): {0}}
 LOG = "answers.jsonl"
@@ -64,7 +64,7 @@ def main() -> None:
     folder, name, where, turn, when = sys.argv[1:]
     clock = Clock()
     waiting = partial(transport.exchange, clock=clock, sleep=clock.sleep)
-    audited_exchange.exchange = waiting
+    collection.exchange = waiting
     run_until_killed(Path(folder), name, where, int(turn), when == "after")
 
 

@@ -25,10 +25,10 @@ import fedblend as fb
 from fedblend_federation import message as messages
 from fedblend_federation.client import state
 from fedblend_federation.client.executor import ClientSetup, Executor
-from fedblend_federation.client.permissions import Refusal
 from fedblend_federation.message import ENROLLED, Message
-from fedblend_federation.secure.answers import Means
-from fedblend_federation.secure.fixed_point import coarse
+from fedblend_federation.policy.policy import Refusal
+from fedblend_federation.secure.client import Means
+from fedblend_federation.secure.flatten import coarse
 
 TERMS = {
     "rate": 0.2,

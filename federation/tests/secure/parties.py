@@ -7,10 +7,9 @@ import secrets
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedblend_federation.secure.attempt import Attempt, View
-from fedblend_federation.secure.fixed_point import FixedPoint
-from fedblend_federation.secure.opening import unmask
-from fedblend_federation.secure.party import Party, public_key
+from fedblend_federation.secure.flatten import FixedPoint
+from fedblend_federation.secure.session import Attempt, Party, View, public_key
+from fedblend_federation.secure.unmask import unmask
 
 SIZE = 50
 

@@ -35,7 +35,7 @@ def spoiling(folder, holders, gone=None, guilty=GUILTY, **more) -> SecureFederat
 def finished(federation: SecureFederation):
     server = federation.server()
     # All exchanges of a round apart: nobody shares for the next one.
-    server.collection._following = list  # pyright: ignore
+    server.collector._following = list  # pyright: ignore
     return federation.complete(server)
 
 

@@ -13,7 +13,7 @@ from fedblend_federation.client import state
 from fedblend_federation.client.executor import Executor
 from fedblend_federation.client.ledger import SUMS, Ledger, read_ledger
 from fedblend_federation.message import UNKNOWN
-from fedblend_federation.secure.attempt import MAX_ATTEMPTS
+from fedblend_federation.secure.session import MAX_ATTEMPTS
 from fedblend_federation.server.settings import BelowQuorum
 
 _ = clock
@@ -27,7 +27,7 @@ def experiment(
     rules = {"rounds": 1, "quorum": 0.5, **rules}
     federation = SecureFederation(folder, gone=gone, **rules)
     server = federation.server()
-    server.collection._summing = server.collection._summing._replace(  # pyright: ignore
+    server.collector._summing = server.collector._summing._replace(  # pyright: ignore
         folder=folder / f"server {name}"
     )
     while server.round < 1:

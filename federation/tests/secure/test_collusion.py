@@ -5,14 +5,16 @@
 import pytest
 from parties import Parties
 
-from fedblend_federation.secure import opening, shamir
-from fedblend_federation.secure.graph import (
+from fedblend_federation.secure import masks
+from fedblend_federation.secure.masks import KEY_BYTES, SecureError, add_mask, unseal
+from fedblend_federation.secure.session import (
     COMPLETE,
     degree_and_threshold,
     most_colluding,
+    pair_mask_seed,
+    self_mask_seed,
 )
-from fedblend_federation.secure.masks import KEY_BYTES, SecureError, add_mask, unseal
-from fedblend_federation.secure.party import pair_mask_seed, self_mask_seed
+from fedblend_federation.secure.unmask import _readable
 
 
 def opened_answer(parties: Parties, colluding: int):
@@ -38,9 +40,9 @@ def opened_answer(parties: Parties, colluding: int):
             for c in (*told, *colluders)
         }
         seeds = {c: one.seeds for c, one in shared.items()}
-        found = opening._readable(graph, seeds, answered, openings)
+        found = _readable(graph, seeds, answered, openings)
         shares = {holder + 1: own[victim] for holder, own in found.items()}
-        return shamir.combine(shares, graph.threshold)
+        return masks.combine(shares, graph.threshold)
 
     answer = parties.parties[victim].mask(parties.answers[victim], view)
     add_mask(answer, self_mask_seed(secret(members, honest[:half]), digest), -1)

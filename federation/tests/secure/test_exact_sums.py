@@ -10,7 +10,7 @@ import pytest
 from federations import CLIENTS, SecureFederation, models, same, without_masks
 from trials import clock
 
-from fedblend_federation.secure.collection import SecureCollection
+from fedblend_federation.secure.server import SecureCollector
 
 _ = clock
 
@@ -76,7 +76,7 @@ def test_entries_that_all_clients_send_are_masked_alone(rounds, tmp_path):
     other = SecureFederation(tmp_path / "other", "one mask", rounds=rounds, secure=None)
     unmasked = other.complete(without_masks(other))
     assert same(models(first, masked), models(other, unmasked))
-    sent = masked.collection.sizes.up
+    sent = masked.collector.sizes.up
     assert sent == 64 * 4  # four entries, of a model with more
 
 
@@ -97,7 +97,7 @@ def test_what_was_shared_for_other_members_is_not_used(tmp_path):
     server = first.server()
     while server.round < 1:
         server.step()
-    early = cast(SecureCollection, server.collection)._summing.early
+    early = cast(SecureCollector, server.collector)._summing.early
     (((number, members), found),) = early.items()
     assert number == 1 and len(members) == len(found) == CLIENTS
     early[1, members[:-1]] = found

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedblend_federation.secure.fixed_point import FixedPoint, coarse
+from fedblend_federation.secure.flatten import FixedPoint, coarse
 
 
 @pytest.mark.parametrize("bits", [32, 64])

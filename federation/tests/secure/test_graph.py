@@ -8,8 +8,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from fedblend_federation.secure import graph as graphs
-from fedblend_federation.secure.graph import (
+from fedblend_federation.secure import session as graphs
+from fedblend_federation.secure.session import (
     degree_and_threshold,
     graph_of,
     least_of,

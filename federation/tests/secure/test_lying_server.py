@@ -21,8 +21,8 @@ from fedblend.errors import ConfigError
 from fedblend.simulation.io.serialize import pack, pack_named, unpack
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message
-from fedblend_federation.secure.party import SHARES_BYTES
-from fedblend_federation.secure.summand import as_vector
+from fedblend_federation.secure.flatten import as_vector
+from fedblend_federation.secure.session import SHARES_BYTES
 from fedblend_federation.server.settings import BelowQuorum
 
 _ = clock
@@ -77,7 +77,7 @@ def stopped_in(until: str) -> tuple[str, dict[tuple[str, int, int], bytes]]:
     federation.transport.send = recorded  # pyright: ignore
     server = federation.server()
     # All exchanges of a round apart: nobody shares for the next one.
-    server.collection._following = list  # pyright: ignore
+    server.collector._following = list  # pyright: ignore
     with pytest.raises(BelowQuorum):
         federation.complete(server)
     return folder, sent
@@ -234,7 +234,7 @@ def test_a_server_does_not_ask_to_open_a_sum_of_too_few_nodes(tmp_path):
     secure = {"least": 7, "names": names}
     federation = SecureFederation(tmp_path, gone=gone, secure=secure, quorum=0.5)
     server = federation.server()
-    server.collection._summing = server.collection._summing._replace(names=names)  # pyright: ignore
+    server.collector._summing = server.collector._summing._replace(names=names)  # pyright: ignore
     with pytest.raises(BelowQuorum, match="clients of 6 nodes answered, 7 are needed"):
         federation.complete(server)
     federation.transport.gone = {}

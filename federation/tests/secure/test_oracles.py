@@ -8,8 +8,8 @@ import pytest
 from federations import CLIENTS, SecureFederation, problem
 from trials import clock
 
-from fedblend_federation.secure import records
-from fedblend_federation.secure.summand import as_vector
+from fedblend_federation.secure import client_state
+from fedblend_federation.secure.flatten import as_vector
 
 _ = clock
 
@@ -19,7 +19,7 @@ def updates(federation: SecureFederation, round: int) -> np.ndarray:
     found = []
     for client in range(CLIENTS):
         place = federation.folder / f"node{client}" / "trial"
-        record = records.read(place, "masked", round)
+        record = client_state.read(place, "masked", round)
         assert record is not None
         found.append(np.frombuffer(record.data, record.about["dtype"]))
     return np.array(found, np.float64)
@@ -57,13 +57,13 @@ def test_a_clip_tells_no_signs_and_picks_nobody(clip, tmp_path):
     """
     federation = SecureFederation(tmp_path, rounds=1, secure={"clip": clip})
     server, opened = federation.server(), []
-    values = server.collection._values  # pyright: ignore
+    values = server.collector._values  # pyright: ignore
 
     def opening(summed):
         opened.append(values(summed))
         return opened[0]
 
-    server.collection._values = opening  # pyright: ignore
+    server.collector._values = opening  # pyright: ignore
     while server.round < 1:
         server.step()
     largest = server.weights.max()

@@ -26,10 +26,11 @@ from liars import TERMS, Liar, TermsFederation, forge, some_of
 from trials import apart, clock, forged
 
 from fedblend.errors import InputError
-from fedblend_federation.secure import answers, history, sums
-from fedblend_federation.secure.attempt import Attempt, View, digest_of
-from fedblend_federation.secure.fixed_point import FixedPoint
-from fedblend_federation.secure.opening import unmask
+from fedblend_federation.secure import client as secure_client
+from fedblend_federation.secure import server as secure_server
+from fedblend_federation.secure.flatten import FixedPoint
+from fedblend_federation.secure.session import Attempt, View, digest_of
+from fedblend_federation.secure.unmask import unmask
 from fedblend_federation.server.settings import BelowQuorum
 
 _ = clock
@@ -109,7 +110,7 @@ def between(
         opened.append(FixedPoint(64, 65536.0, len(graph.holders)).decode(found))
         return found
 
-    monkeypatch.setattr(sums, "unmask", seen)
+    monkeypatch.setattr(secure_server, "unmask", seen)
     server = federation.server()
     for _ in range(3):
         with suppress(InputError, BelowQuorum):
@@ -217,11 +218,11 @@ def _nothing(*arguments: Any) -> None:
     ("where", "name", "broken"),
     [
         (Attempt, "digest", property(_digest_without_terms)),
-        (history, "refuse_near", _nothing),
+        (secure_client, "refuse_near", _nothing),
         pytest.param(View, "digest", _digest_without_model, marks=pytest.mark.slow),
         pytest.param(View, "digest", _digest_without_largest, marks=pytest.mark.slow),
         pytest.param(FixedPoint, "encode", _encode_zeros, marks=pytest.mark.slow),
-        pytest.param(answers, "_check_nodes", _nothing, marks=pytest.mark.slow),
+        pytest.param(secure_client, "_check_nodes", _nothing, marks=pytest.mark.slow),
     ],
 )
 def test_a_defense_that_is_gone_is_missed(where, name, broken, tmp_path, monkeypatch):

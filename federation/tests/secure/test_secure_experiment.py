@@ -28,8 +28,8 @@ from fedblend.config.config import check
 from fedblend.errors import ConfigError, RunError
 from fedblend.models.adapt.uses import leaves_by_path
 from fedblend.simulation.io.serialize import unpack
-from fedblend_federation.client.admission import node_of
-from fedblend_federation.ops import certificates
+from fedblend_federation.client.node import node_of
+from fedblend_federation.ops import credentials
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import ClientSettings, NodeSettings, load_as
 from fedblend_federation.secure.roster import keys_of
@@ -197,7 +197,7 @@ def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
     whole = (lab / "nodes" / "alice" / "roster.toml").read_text()
     keys = keys_of(settings(whole)).public
     assert sorted(keys) == [0, 1, 2] and len(set(keys.values())) == 3
-    other = certificates.secure_key()
+    other = credentials.secure_key()
     own = base64.b64encode(keys[0]).decode()
     for roster, key, line in (
         (whole.replace(own, other.public.decode()), b"", "is not that of secure.key"),

@@ -19,24 +19,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from configured import ALGORITHMS, LINEAR, NETWORK, OPEN, WORK, experiment, few, newest
-from federations import DroppingTransport, UnmaskedCollection
+from federations import DroppingTransport, UnmaskedCollector
 from trials import Clock
 
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.simulation.io.serialize import unpack
 from fedblend_federation import transport as transports
-from fedblend_federation.client.host import answering_at
-from fedblend_federation.ops import flwr_processes, submit
+from fedblend_federation.client.node import answering_at
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import (
     local_cluster,
     processes_of,
     write_rows,
 )
 from fedblend_federation.ops.provision import provision
-from fedblend_federation.secure import records
-from fedblend_federation.secure.fixed_point import coarse
-from fedblend_federation.server import audited_exchange, coordinator, settings
+from fedblend_federation.secure import client_state
+from fedblend_federation.secure.flatten import coarse
+from fedblend_federation.server import coordinator, settings
 from fedblend_federation.server.run import run_server
 
 pytestmark = pytest.mark.slow
@@ -125,8 +126,8 @@ def on_flower(
 ):
     text = config_of(method, secure=True, quorum=quorum)
     config = check(toml.parse(text, "test"), "test")
-    submit.open_folder(out, config, made.settings, resume=False)
-    submit.run_experiment(made.settings, out, on_step=on_step)
+    experiments.open_folder(out, config, made.settings, resume=False)
+    experiments.run_experiment(made.settings, out, on_step=on_step)
     return models(out, [made.home(name) for name in NAMES])
 
 
@@ -145,14 +146,14 @@ def without_masks(method: str, place: Path, gone=None) -> dict[str, bytes]:
     transport = DroppingTransport(nodes, gone or {})
     out = experiment(place / "out", config_of(method, secure=False))
     with pytest.MonkeyPatch.context() as patch:
-        collection = type("Own", (UnmaskedCollection,), {"as_sent": "diana" in method})
-        patch.setattr(coordinator, "collection_of", collection)
+        collection = type("Own", (UnmaskedCollector,), {"as_sent": "diana" in method})
+        patch.setattr(coordinator, "collector_of", collection)
         weights = settings._believed
         weighed = lambda claimed, *more: weights(coarse(claimed), *more)  # noqa: E731
         patch.setattr(settings, "_believed", weighed)
         clock = Clock()  # nobody waits for those who are gone
         waiting = partial(transports.exchange, clock=clock, sleep=clock.sleep)
-        patch.setattr(audited_exchange, "exchange", waiting)
+        patch.setattr(collection, "exchange", waiting)
         run_server(out, transport, poll=0.0)
     return models(out, homes)
 
@@ -188,8 +189,8 @@ class Kill:
                 if place.name in self.old or not place.is_dir():
                     continue
                 masked, opened = (
-                    max(records.rounds(place, kind), default=-2)
-                    for kind in records.KINDS
+                    max(client_state.rounds(place, kind), default=-2)
+                    for kind in client_state.KINDS
                 )
                 if masked >= 2 and opened < masked:
                     for number in processes_of(self.made.home(VICTIM)):
@@ -203,8 +204,8 @@ class Kill:
             return
         path = self.made.home(VICTIM) / "node.toml"
         folder = self.made.node(VICTIM).folder
-        command = flwr_processes.node_command(path)
-        STARTED.append(flwr_processes.start(command, folder, folder / "node.log"))
+        command = processes.node_command(path)
+        STARTED.append(processes.start(command, folder, folder / "node.log"))
         self.started = True
 
 

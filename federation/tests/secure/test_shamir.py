@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from fedblend_federation.secure import shamir
+from fedblend_federation.secure import masks
 from fedblend_federation.secure.masks import SecureError
 
 SEED = bytes(range(32))
@@ -29,29 +29,29 @@ def is_prime(number: int) -> bool:
 
 
 def test_the_field_is_one_and_holds_every_secret():
-    assert is_prime(shamir.PRIME) and shamir.PRIME > 2**256
-    assert not any(is_prime(n) for n in range(2**256 + 1, shamir.PRIME, 2))
+    assert is_prime(masks.PRIME) and masks.PRIME > 2**256
+    assert not any(is_prime(n) for n in range(2**256 + 1, masks.PRIME, 2))
 
 
 @pytest.mark.parametrize(("threshold", "holders"), [(1, 1), (2, 3), (4, 6), (6, 8)])
 def test_every_subset_that_is_large_enough_tells_the_secret(threshold, holders):
     secret, places = secrets.token_bytes(32), [3 * n + 1 for n in range(holders)]
-    shares = shamir.split(secret, threshold, places, SEED)
+    shares = masks.split(secret, threshold, places, SEED)
     for size in range(threshold, holders + 1):
         for some in combinations(places, size):
-            found = shamir.combine({place: shares[place] for place in some}, threshold)
+            found = masks.combine({place: shares[place] for place in some}, threshold)
             assert found == secret
 
 
 def test_fewer_shares_fit_every_secret():
     """One share fewer: for any other secret there is a polynomial through them."""
     places, secret = (1, 2, 5), bytes(32)
-    shares = shamir.split(secret, 4, (*places, 7), SEED)
+    shares = masks.split(secret, 4, (*places, 7), SEED)
     for other in (1, 2**200, 2**256 - 1):
         values = {0: other} | {p: int.from_bytes(shares[p], "big") for p in places}
         wanted = value_at(7, values).to_bytes(33, "big")
         forged = {**{p: shares[p] for p in places}, 7: wanted}
-        assert shamir.combine(forged, 4) == other.to_bytes(32, "big")
+        assert masks.combine(forged, 4) == other.to_bytes(32, "big")
 
 
 def value_at(place: int, values: dict[int, int]) -> int:
@@ -61,23 +61,23 @@ def value_at(place: int, values: dict[int, int]) -> int:
         term = value
         for other in values:
             if other != own:
-                inverse = pow(own - other, shamir.PRIME - 2, shamir.PRIME)
-                term = term * (place - other) * inverse % shamir.PRIME
+                inverse = pow(own - other, masks.PRIME - 2, masks.PRIME)
+                term = term * (place - other) * inverse % masks.PRIME
         total += term
-    return total % shamir.PRIME
+    return total % masks.PRIME
 
 
 def test_too_few_or_foreign_shares_are_one_line():
-    shares = shamir.split(bytes(32), 3, (1, 2, 3), SEED)
+    shares = masks.split(bytes(32), 3, (1, 2, 3), SEED)
     with pytest.raises(SecureError, match="2 shares of a secret, 3 are needed"):
-        shamir.combine({1: shares[1], 2: shares[2]}, 3)
+        masks.combine({1: shares[1], 2: shares[2]}, 3)
     # The largest value of the field is no secret.
-    large = (shamir.PRIME - 1).to_bytes(33, "big")
+    large = (masks.PRIME - 1).to_bytes(33, "big")
     with pytest.raises(SecureError, match="do not belong together"):
-        shamir.combine({1: large, 2: large}, 2)
+        masks.combine({1: large, 2: large}, 2)
 
 
 def test_the_same_seed_makes_the_same_shares():
-    first, again = (shamir.split(bytes(32), 3, (1, 2), SEED) for _ in range(2))
+    first, again = (masks.split(bytes(32), 3, (1, 2), SEED) for _ in range(2))
     assert first == again
-    assert shamir.split(bytes(32), 3, (1, 2), SEED[::-1]) != first
+    assert masks.split(bytes(32), 3, (1, 2), SEED[::-1]) != first

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from parties import Parties
 
-from fedblend_federation.secure import opening, shamir
-from fedblend_federation.secure.graph import least_of
+from fedblend_federation.secure import masks
 from fedblend_federation.secure.masks import SecureError, seal, unseal
-from fedblend_federation.secure.opening import unmask
-from fedblend_federation.secure.party import Party
+from fedblend_federation.secure.session import Party, least_of
+from fedblend_federation.secure.unmask import _readable, unmask
 
 
 def subsets(clients):
@@ -48,7 +47,7 @@ def test_boxes_that_do_not_open_are_made_up_for_by_others():
     parties = Parties(6)
     first, last = parties.members[0], parties.members[-1]
     spoiled = {(first, c) for c in parties.members[1:3]}
-    whole, size = parties.boxes_for, 2 * shamir.SHARE_BYTES + 28
+    whole, size = parties.boxes_for, 2 * masks.SHARE_BYTES + 28
     parties.boxes_for = lambda holder, shared: {
         c: bytes(size) if (c, holder) in spoiled else box
         for c, box in whole(holder, shared).items()
@@ -70,7 +69,7 @@ def test_a_box_with_anything_but_two_shares_does_not_open():
     parties = Parties(3)
     holder, owner, _ = parties.members
     key = parties.parties[owner]._with(holder, "shares", owner, holder)
-    for content in (b"", bytes(shamir.SHARE_BYTES), bytes(2 * shamir.SHARE_BYTES + 1)):
+    for content in (b"", bytes(masks.SHARE_BYTES), bytes(2 * masks.SHARE_BYTES + 1)):
         assert parties.parties[holder].damaged({owner: seal(key, content)}) == [owner]
     assert not parties.parties[holder].damaged({owner: seal(key, bytes(66))})
 
@@ -164,7 +163,7 @@ def test_only_one_of_two_views_can_be_read():
     agreeing = {c: o for c, o in openings.items() if c not in parties.members[-3:]}
     seeds = {c: one.seeds for c, one in shared.items()}
     graph = parties.attempt.graph
-    readable = opening._readable(graph, seeds, parties.members, agreeing)
+    readable = _readable(graph, seeds, parties.members, agreeing)
     assert set(readable) == set(agreeing)
     envelope = {
         holder + 1: shares[victim]
@@ -183,5 +182,5 @@ def test_without_the_tokens_a_lying_server_would_have_both():
     assert graph.threshold == 6
     shares = party._shares("envelope")
     some = {c + 1: shares[c + 1] for c in members[:6]}
-    seeds = unseal(shamir.combine(some, 6), party.share().seeds)
+    seeds = unseal(masks.combine(some, 6), party.share().seeds)
     assert seeds[:32] == party._pair(members[1])

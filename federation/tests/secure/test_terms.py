@@ -17,7 +17,7 @@ from fedblend.errors import RunError
 from fedblend.simulation.io.serialize import unpack
 from fedblend_federation import message as messages
 from fedblend_federation.ops.provision import provision
-from fedblend_federation.secure.summand import as_vector
+from fedblend_federation.secure.flatten import as_vector
 from fedblend_federation.server.run import run_server
 from fedblend_federation.server.settings import BelowQuorum
 from loopback import LoopbackTransport

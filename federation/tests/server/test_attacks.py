@@ -14,12 +14,12 @@ from configured import federated, few, method, settings_of, write_rows
 
 from fedblend_federation import message as messages
 from fedblend_federation import worker
-from fedblend_federation.client import admission
 from fedblend_federation.client import state as states
-from fedblend_federation.client.admission import node_of
+from fedblend_federation.client.node import node_of
 from fedblend_federation.message import ENROLLED, UNKNOWN, Message
 from fedblend_federation.ops import supervisor
 from fedblend_federation.ops.settings import NodeSettings, load_as
+from fedblend_federation.policy import admit
 
 CLIP, CLIENT = 1.0, 1
 CUT = f'[protect]\nclip = {CLIP}\n[metrics]\nsplits = ["train", "test"]\n'
@@ -156,11 +156,11 @@ def test_experiments_without_end_do_not_fill_the_memory(server, monkeypatch):
         built.append(setup)
         return SimpleNamespace(setup=setup, train_rows=30)
 
-    monkeypatch.setattr(admission, "Executor", build)
-    for number in range(2 * admission.EXPERIMENTS):
+    monkeypatch.setattr(admit, "Executor", build)
+    for number in range(2 * admit.EXPERIMENTS):
         server.node.permissions().executor({**server.terms, "note": number})
     server.node.permissions().executor({**server.terms, "note": 0})
-    assert len(built) == 2 * admission.EXPERIMENTS + 1
+    assert len(built) == 2 * admit.EXPERIMENTS + 1
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_refusals_quote_nothing_of_the_rows(columns, labels, rows, tmp_path):
     text = text.replace("classes = 3\nshape = [6]", shape)
     message = Message("describe", "one", UNKNOWN, fields={"config": text})
     reply = node.reply(messages.encode(message))
-    assert messages.decode(reply).fields["reason"] == admission.UNFIT
+    assert messages.decode(reply).fields["reason"] == admit.UNFIT
     for word in (b"Alice", b"31", b"yes", b"name", b"rows.csv"):
         assert word not in reply
     # The operator has to know.
@@ -201,9 +201,7 @@ def test_a_worker_refuses_while_the_policy_is_wrong_and_goes_on(
         worker, "serve", lambda *args, **more: serve(*args, **more, ready=ready.set)
     )
     # Signals are for the main thread.
-    monkeypatch.setattr(
-        supervisor.flwr_processes, "interrupted_by_sigterm", threading.Lock
-    )
+    monkeypatch.setattr(supervisor.processes, "interrupted_by_sigterm", threading.Lock)
     path = tmp_path / "node.toml"
     threading.Thread(target=supervisor.serve_worker, args=(path,), daemon=True).start()
     assert ready.wait(30)

@@ -10,7 +10,7 @@ from configured import CLIENTS, experiment, federated, nodes, write_rows
 from fedblend.errors import RunError
 from fedblend_federation import message as messages
 from fedblend_federation.message import UNKNOWN, Message
-from fedblend_federation.server.experiment import Nodes, read_nodes, write_nodes
+from fedblend_federation.server.checkpoint import Nodes, read_nodes, write_nodes
 from fedblend_federation.server.membership import Membership, Registered
 from fedblend_federation.server.run import run_server
 from fedblend_federation.transport import Timeouts

@@ -13,8 +13,8 @@ from trials import apart, forged
 from fedblend.cli import main
 from fedblend.errors import RunError
 from fedblend_federation import message as messages
-from fedblend_federation.ops import flwr_processes
-from fedblend_federation.ops import submit as submit_module
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import experiments as submit_module
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.server.checkpoint import Busy, ServerCheckpoint
 from fedblend_federation.server.run import STOPPED, run_in_flower, run_server
@@ -58,9 +58,9 @@ def place(stopped, tmp_path, monkeypatch):
             run_in_flower(folder, transport)
         return "1"
 
-    monkeypatch.setattr(flwr_processes, "connect", lambda settings: None)
-    monkeypatch.setattr(flwr_processes, "submit", submit)
-    monkeypatch.setattr(flwr_processes, "status_of", lambda settings, run: "finished")
+    monkeypatch.setattr(processes, "connect", lambda settings: None)
+    monkeypatch.setattr(processes, "submit", submit)
+    monkeypatch.setattr(processes, "status_of", lambda settings, run: "finished")
     monkeypatch.setattr(submit_module, "INTERVAL", 0.0)
     return copied
 

@@ -11,7 +11,7 @@ from configured import POLICY, experiment, federated, method, nodes, write_rows
 from fedblend.errors import RunError
 from fedblend_federation.client.ledger import read_ledger
 from fedblend_federation.ops.audit import entries
-from fedblend_federation.server import audited_exchange
+from fedblend_federation.server import collection
 from fedblend_federation.server.run import STOPPED, run_server
 from loopback import LoopbackTransport
 
@@ -63,7 +63,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_models(tmp_path):
 
 
 def test_a_server_that_waits_hears_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(audited_exchange, "STOP_DEADLINE", 0.2)
+    monkeypatch.setattr(collection, "STOP_DEADLINE", 0.2)
     run, transport = federation(tmp_path / "lab", deadline=60.0)
     silent = max(transport.nodes)
     asked = []

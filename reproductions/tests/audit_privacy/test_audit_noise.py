@@ -15,9 +15,9 @@ from fedblend.config.config import check
 from fedblend.errors import ConfigError
 from fedblend.theory.gaussian import gaussian_epsilon as epsilon
 from fedblend.transforms import noise
-from fedblend_federation.client import preparation
+from fedblend_federation.client import build
 from fedblend_federation.client.ledger import Charge, Ledger
-from fedblend_federation.client.policy import Policy
+from fedblend_federation.policy.policy import Policy
 from fedblend_reproductions.audit_privacy.node import audit_node
 
 POLICY = Policy.model_validate(
@@ -46,7 +46,7 @@ def no_clipping(monkeypatch):
 
 def other_rows_move_an_answer_by_one_clip(monkeypatch):
     """The ledger forgets the factor 2."""
-    protected = preparation.protected
+    protected = build.protected
 
     def fewer(setup, protect):
         made = protected(setup, protect)

@@ -60,13 +60,13 @@ def run(
     from fedblend.cli.run import results_folder, show_summary
     from fedblend.config.config import load
     from fedblend.runs import run_folder
-    from fedblend_federation.ops import submit
+    from fedblend_federation.ops import experiments
 
     config, settings = load(file), settings or _server_file(file)
     known = server_settings(settings)
     # Where the service of the link may write.
     out = out or settings.parent / results_folder(config)
-    submit.open_folder(out, config, known, resume, enroll_again or [])
+    experiments.open_folder(out, config, known, resume, enroll_again or [])
     last = -1
 
     def on_step(round: int, rounds: int) -> None:
@@ -76,7 +76,7 @@ def run(
             screen.note(f"round {round} of {rounds}")
 
     try:
-        submit.run_experiment(known, out, on_step=on_step, log=screen.note)
+        experiments.run_experiment(known, out, on_step=on_step, log=screen.note)
     except KeyboardInterrupt:
         screen.note(
             f"the experiment goes on; fedblend federation stop {out} ends it, the same "
@@ -110,14 +110,14 @@ def status(
 
     fedblend federation status runs/trial
     """
-    from fedblend_federation.ops import flwr_processes
+    from fedblend_federation.flower import processes
+    from fedblend_federation.ops.experiments import status_of
     from fedblend_federation.ops.registration import members
     from fedblend_federation.ops.settings import listed
-    from fedblend_federation.ops.status import status_of
 
     if settings.exists() or out is None:
         known = server_settings(settings)
-        flwr_processes.connect(known)
+        processes.connect(known)
         for member in members(known):
             typer.echo(f"node {member.name}, {listed(member.clients)}: {member.status}")
     if out is not None:
@@ -143,7 +143,7 @@ def log(
     fedblend federation log node.toml
     """
     from fedblend_federation.ops.audit import verify
-    from fedblend_federation.ops.status import audit_lines, audit_of
+    from fedblend_federation.ops.experiments import audit_lines, audit_of
 
     path = audit_of(where, client)
     for line in audit_lines(path):
@@ -161,10 +161,10 @@ def stop(
 
     fedblend federation stop runs/trial --server server.toml
     """
-    from fedblend_federation.ops import submit
-    from fedblend_federation.ops.status import status_of
+    from fedblend_federation.ops import experiments
+    from fedblend_federation.ops.experiments import status_of
 
-    submit.stop(server_settings(settings), out)
+    experiments.stop(server_settings(settings), out)
     now = status_of(out)
     typer.echo(f"stopped after round {now.round} of {now.rounds}; --resume goes on")
 

@@ -121,20 +121,20 @@ def keys(settings: NodePath = Path("node.toml")) -> None:
 
     fedblend federation keys node.toml
     """
-    from fedblend_federation.ops import node_keys
+    from fedblend_federation.ops import credentials
     from fedblend_federation.ops.settings import NodeSettings, load_as
     from fedblend_federation.secure.roster import Roster, keys_of
 
-    public, made = node_keys.make_keys(settings)
+    public, made = credentials.make_keys(settings)
     names = ", ".join(path.name for path in made) or "no key; all were there"
-    typer.echo(f"made {names}; hand over {settings.parent / node_keys.PUBLIC}")
-    typer.echo(str(node_keys.print_of("this node", public)))
+    typer.echo(f"made {names}; hand over {settings.parent / credentials.PUBLIC}")
+    typer.echo(str(credentials.print_of("this node", public)))
     known = load_as(NodeSettings, settings)
     if known.roster is not None and known.roster.exists():
         for own in known.client_settings().values():
             keys_of(own)
         typer.echo(f"all nodes of {known.roster.name}:")
-        for one in node_keys.prints_of_roster(load_as(Roster, known.roster)):
+        for one in credentials.prints_of_roster(load_as(Roster, known.roster)):
             typer.echo(str(one))
 
 
@@ -155,15 +155,15 @@ def roster(
 
     fedblend federation roster server.toml alice.toml bob.toml carol.toml
     """
-    from fedblend_federation.ops import node_keys
+    from fedblend_federation.ops import credentials
 
-    found = node_keys.collect(settings, public)
+    found = credentials.collect(settings, public)
     for one in found:
         typer.echo(str(one))
     wanted = [node.name for node in server_settings(settings).nodes]
     missing = set(wanted) - {one.name for one in found}
     more = f"; missing: {', '.join(sorted(missing))}" if missing else ""
-    typer.echo(f"wrote {settings.parent / node_keys.ROSTER}, for every node{more}")
+    typer.echo(f"wrote {settings.parent / credentials.ROSTER}, for every node{more}")
 
 
 @app.command("renew")
@@ -202,7 +202,7 @@ def doctor(
 
     fedblend federation doctor node.toml
     """
-    from fedblend_federation.ops.doctor.doctor import examine
+    from fedblend_federation.ops.doctor import examine
 
     findings = examine(path)
     for finding in findings:
@@ -271,8 +271,8 @@ def ledger(settings: NodePath = Path("node.toml"), client: HostedClient = None) 
     fedblend federation ledger node.toml
     """
     from fedblend_federation.client.ledger import shown_ledger
-    from fedblend_federation.client.policy import load_policy
     from fedblend_federation.ops.settings import client_at
+    from fedblend_federation.policy.policy import load_policy
 
     known = client_at(settings, client)
     delta = load_policy(known.policy).budget.delta

@@ -31,9 +31,8 @@ from fedblend_federation import message as messages
 from fedblend_federation.client import state as states
 from fedblend_federation.client.executor import Executor, Measured
 from fedblend_federation.client.ledger import Charge, Ledger, row_key
-from fedblend_federation.client.permissions import Permissions, Refusal
-from fedblend_federation.client.policy import Limits, refusal_line
 from fedblend_federation.message import ENROLLED, Message, encode
+from fedblend_federation.policy.policy import Limits, Permissions, Refusal, refusal_line
 
 
 class Job(NamedTuple):

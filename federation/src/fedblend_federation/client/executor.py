@@ -1,6 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The client's half of an algorithm on the node's own rows, compiled once.
+"""The functions of an algorithm that a node compiles.
+
+The client's half of an algorithm on the node's own rows, compiled once.
 
 These are the functions that the simulator maps over a cohort, for the one client of
 this node: same keys, same shapes, same capacity.
@@ -13,7 +15,7 @@ from copy import copy
 from functools import partial
 from itertools import count, islice
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,28 +23,57 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.checks import fits
-from fedblend.config.tables.data import splits_of
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up
-from fedblend.data.dataset import DataError
 from fedblend.data.federated import (
     FederatedData,
     Shards,
-    gather,
-    held_out,
     rows_held_out,
 )
-from fedblend.data.readers.read import read_new_rows
-from fedblend.errors import ConfigError
-from fedblend.metrics.metric import Metric, counted, mean_and_rows
-from fedblend.simulation import aggregators, train_alone
+from fedblend.metrics.metric import Metric
+from fedblend.simulation import aggregators, large_constants, train_alone
+from fedblend.simulation.evaluate import evaluate_client
 from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
-from fedblend_federation.client import programs
-from fedblend_federation.contract import SPLITS, Contract, Deployment, deployment
-from fedblend_federation.ops.settings import ClientSettings
+from fedblend_federation.contract import Deployment, deployment
 
 if TYPE_CHECKING:
-    from fedblend.config.tables.privacy import ProtectRows
     from fedblend.transforms.row_noise import RowNoise
+
+
+@partial(large_constants.jit, static=1)
+def enroll(algorithm: Algorithm, params, shard, key):
+    """What enrollment sends, and the state of the client."""
+    return trees.strongly_typed(algorithm.enroll(params, shard, key))
+
+
+@partial(large_constants.jit, static=1)
+def ask(algorithm: Algorithm, state, shard):
+    """What the client asks of a message."""
+    return algorithm.wire.ask(state, shard)
+
+
+@partial(large_constants.jit, static=1)
+def update(algorithm: Algorithm, message, state, shard, key):
+    """The answer of a round, and the state after it."""
+    up, after = algorithm.client(message, state, shard, key)
+    return up._replace(mean_gradient=None, step_sum=None), after
+
+
+@partial(large_constants.jit, static=2)
+def measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
+    """The model that the client deploys, and its measures."""
+    model = algorithm.personal(deployed.message, state, shard, key)
+    has_shared = jax.tree.leaves(deployed.shared)
+    shared = deployed.shared if has_shared else deployed.message.shared
+    measured, _ = evaluate_client(algorithm, dict(measures), model, shared, held)
+    return model, measured
+
+
+def forget() -> None:
+    """Drop everything that was compiled; what is still needed is compiled again."""
+    for program in (enroll, ask, update, measure):
+        program.cache_clear()  # pyright: ignore
+    jax.clear_caches()
+
 
 Measured = dict[str, dict[str, dict[str, float]]]
 """A measure by split, model and metric."""
@@ -96,85 +127,6 @@ class ClientSetup(NamedTuple):
     """The loss that the algorithm trains on, where noise hides rows."""
 
 
-def rows_of(settings: ClientSettings, contract: Contract) -> dict[str, Shards]:
-    """The client's rows, a part of them held out as the configuration says.
-
-    The columns of a raw table are encoded, see ``raw_tables``.
-
-    Raises:
-        DataError: the file cannot be read, or its rows are not of the task.
-    """
-    data, source = contract.nodes, settings.data
-    read = read_new_rows(
-        source.file,
-        contract.task,
-        target=source.target,
-        client=source.client,
-        inputs=source.inputs,
-        preprocessing=contract.schema,
-    )
-    assert not isinstance(data.test, str)
-    parts = held_out(
-        np.arange(len(read.rows[0])),
-        settings.client,
-        validation=data.validation,
-        test=data.test,
-        seed=data.seed,
-        split=splits_of(data, contract.config.run.seed)[0],
-    )
-    if not len(parts[0]):
-        raise DataError(f"{source.file}: no row is left to train on")
-    return {
-        name: gather(read.rows, [part])
-        for name, part in zip(SPLITS, parts, strict=True)
-        if name in contract.splits
-    }
-
-
-def client_setup(
-    client: int,
-    contract: Contract,
-    terms: Mapping[str, Any],
-    splits: Mapping[str, Shards],
-    rows: "ProtectRows | None" = None,
-) -> ClientSetup:
-    """The setup of a client with these rows, under the terms of the server.
-
-    ``rows`` is how gradients hide single rows.
-
-    Raises:
-        ConfigError: the terms do not fit the configuration or the rows.
-    """
-    built, config = (
-        contract.method(contract.facts(terms, splits), rows),
-        contract.config,
-    )
-    capacities = contract.capacities(terms, splits)
-    if client >= contract.clients:
-        raise ConfigError(
-            f"data.clients: {contract.clients}, and this node is client {client}"
-        )
-    alone, budget = None, contract.budget_alone(built)
-    if built.local is not None and budget is not None:
-        metric, rounds = budget.metric or "loss", config.run.rounds
-        alone = Alone(built.local, metric, rounds, budget.rounds)
-    return ClientSetup(
-        client=client,
-        clients=contract.clients,
-        algorithm=built.algorithm,
-        params=contract.params,
-        root=contract.root,
-        splits=splits,
-        capacities=capacities,
-        measures=built.measures,
-        rounds=config.run.rounds,
-        precision=config.run.precision,
-        central=contract.central_shapes(),
-        alone=alone,
-        hidden=built.hidden,
-    )
-
-
 class Executor:
     """What one node computes in one experiment."""
 
@@ -186,7 +138,7 @@ class Executor:
         self.train_rows = setup.splits["train"].total
         key = keys.at(setup.root, "client", 0, self.shard.id)
         self.join, self.state = jax.eval_shape(
-            partial(programs.enroll, algorithm), setup.params, self.shard, key
+            partial(enroll, algorithm), setup.params, self.shard, key
         )
         self.request = jax.eval_shape(algorithm.wire.ask, self.state, self.shard)
 
@@ -217,16 +169,16 @@ class Executor:
     def enroll(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """What the client sends at enrollment, and its state."""
         key = keys.at(self.setup.root, "enroll", 0, self.shard.id)
-        return programs.enroll(self.setup.algorithm, params, self.shard, key)
+        return enroll(self.setup.algorithm, params, self.shard, key)
 
     def ask(self, state: PyTree) -> PyTree:
         """What part of the server's message the client needs."""
-        return programs.ask(self.setup.algorithm, state, self.shard)
+        return ask(self.setup.algorithm, state, self.shard)
 
     def update(self, down: Down, state: PyTree) -> tuple[Up, PyTree]:
         """The client's update of a round, and its next state."""
         key = keys.at(self.setup.root, "client", down.round, self.shard.id)
-        return programs.update(self.setup.algorithm, down, state, self.shard, key)
+        return update(self.setup.algorithm, down, state, self.shard, key)
 
     def measure(self, deployed: Deployment, state: PyTree) -> tuple[PyTree, Measured]:
         """The model that the client deploys, and its measures."""
@@ -234,7 +186,7 @@ class Executor:
         key = keys.at(self.setup.root, "personal", round, self.shard.id)
         measures = tuple(self.setup.measures.items())
         held = {name: self._shard(name) for name in self.setup.splits}
-        model, measured = programs.measure(
+        model, measured = measure(
             self.setup.algorithm, measures, deployed, state, self.shard, held, key
         )
         return model, jax.tree.map(float, measured)
@@ -327,28 +279,6 @@ def _salt(secret: bytes | None, request: str) -> jax.Array | None:
         return None
     digest = hashlib.sha256(secret + request.encode()).digest()
     return jnp.asarray(np.frombuffer(digest[:8], np.uint32))
-
-
-def bounded(metric: Metric, most: float) -> Metric:
-    """A mean over rows with what each contributes between 0 and ``most``, or 1.
-
-    Without it one row that a model gets absurdly wrong is all that a mean shows. A row
-    that is not finite counts as wrong as can be, so that every row is in every mean.
-    """
-    with_rows = metric.with_rows
-    if not metric.mean_of_rows or with_rows is None:
-        return metric
-    top = 1.0 if metric.bounded else most
-    worst = 0.0 if metric.higher_is_better else top
-
-    def measure(model, batch):
-        _, rows = with_rows(model, batch)
-        cut = jnp.where(jnp.isfinite(rows), jnp.clip(rows, 0, top), worst)
-        return mean_and_rows(cut, counted(batch, rows))
-
-    return dataclasses.replace(
-        metric, fn=lambda model, batch: measure(model, batch)[0], with_rows=measure
-    )
 
 
 def _empty_down(round: int) -> Down:

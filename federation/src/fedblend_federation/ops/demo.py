@@ -25,8 +25,8 @@ from fedblend.data.datasets import load
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.errors import RunError
 from fedblend.runs.run_folder import Folder
-from fedblend_federation.ops import submit
-from fedblend_federation.ops.flwr_processes import interrupted_by_sigterm
+from fedblend_federation.flower.processes import interrupted_by_sigterm
+from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import LocalCluster, local_cluster
 from fedblend_federation.ops.templating import template
 
@@ -153,7 +153,7 @@ def _run(
 ) -> dict[str, np.ndarray]:
     """Run an experiment; every node's accuracy with each model."""
     config = config_of(name)
-    submit.open_folder(out, config, cluster.settings, resume=False)
+    experiments.open_folder(out, config, cluster.settings, resume=False)
     last = 0
 
     def on_step(round: int, rounds: int) -> None:
@@ -162,7 +162,7 @@ def _run(
             last = round
             log(f"round {round} of {rounds}")
 
-    submit.run_experiment(cluster.settings, out, on_step=on_step, log=log)
+    experiments.run_experiment(cluster.settings, out, on_step=on_step, log=log)
     with Folder(out).clients.open(newline="") as file:
         lines = list(csv.DictReader(file))
     return {

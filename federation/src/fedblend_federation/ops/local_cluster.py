@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedblend.errors import RunError
-from fedblend_federation.ops import flwr_processes, registration
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import registration
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend_federation.ops.supervisor import is_up
@@ -70,7 +71,7 @@ def local_cluster(
         command: from the path of node.toml to another program of a node.
         log: called with a line of progress.
     """
-    port = flwr_processes.free_port()
+    port = processes.free_port()
     first = next(iter(rows.values()))
     provision(
         folder,
@@ -87,9 +88,9 @@ def local_cluster(
     for name, own in rows.items():
         write_rows(cluster.home(name), own, policy)
     running: dict[Path, subprocess.Popen] = {}
-    with flwr_processes.interrupted_by_sigterm():
+    with processes.interrupted_by_sigterm():
         try:
-            own = command or flwr_processes.node_command
+            own = command or processes.node_command
             _start(cluster, list(rows), running, supernodes, own, log)
             yield cluster
         finally:
@@ -122,7 +123,7 @@ def _start(
 
     def start(program: list[str], folder: Path, name: str) -> None:
         output = folder / f"{name}.log"
-        running[output] = flwr_processes.start(program, folder, output)
+        running[output] = processes.start(program, folder, output)
 
     def link_is_up() -> bool:
         return _alive(running) and is_up(settings)
@@ -131,22 +132,22 @@ def _start(
         found = [member.status for member in registration.members(settings)]
         return _alive(running) and found == ["online"] * len(names)
 
-    flwr_processes.connect(settings)
-    start(flwr_processes.link_command(settings), settings.folder, "link")
-    flwr_processes.wait_until(link_is_up, START_TIMEOUT, "the link")
+    processes.connect(settings)
+    start(processes.link_command(settings), settings.folder, "link")
+    processes.wait_until(link_is_up, START_TIMEOUT, "the link")
     # The link refuses a node whose key it does not know yet.
     registration.register(settings)
     log(f"a link at {settings.link} with the keys of {', '.join(names)}")
     for name in names:
         node, path = cluster.node(name), cluster.home(name) / "node.toml"
         if supernodes:
-            start(flwr_processes.worker_command(path), node.folder, "worker")
-            port = flwr_processes.free_port()
-            supernode = flwr_processes.supernode_command(node, port, path)
+            start(processes.worker_command(path), node.folder, "worker")
+            port = processes.free_port()
+            supernode = processes.supernode_command(node, port, path)
             start(supernode, node.flower_folder, "node")
         else:
             start(command(path), node.folder, "node")
-    flwr_processes.wait_until(all_online, START_TIMEOUT, "the nodes", every=1.0)
+    processes.wait_until(all_online, START_TIMEOUT, "the nodes", every=1.0)
     log(f"{len(names)} nodes are connected, each a process of its own")
 
 
@@ -170,10 +171,10 @@ def _end(running: list[subprocess.Popen], folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         for process in running:
-            flwr_processes.stop(process)
+            processes.stop(process)
         # Flower's own children have sessions of their own.
         what = "the end of all processes"
-        flwr_processes.wait_until(lambda: not _killed(folder), END_TIMEOUT, what)
+        processes.wait_until(lambda: not _killed(folder), END_TIMEOUT, what)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -11,10 +11,10 @@ from pathlib import Path
 from fedblend import __version__
 from fedblend.config.toml import visible
 from fedblend.errors import RunError
-from fedblend_federation.ops import certificates
-from fedblend_federation.ops.base_files import base_files
-from fedblend_federation.ops.flwr_processes import environment
-from fedblend_federation.ops.node_keys import PUBLIC, ROSTER, collect, make_keys
+from fedblend_federation.client.base_models import base_files
+from fedblend_federation.flower.processes import environment
+from fedblend_federation.ops import credentials
+from fedblend_federation.ops.credentials import PUBLIC, ROSTER, collect, make_keys
 from fedblend_federation.ops.settings import (
     CLIENT,
     HOST_RULE,
@@ -80,7 +80,7 @@ def provision(
     _check(folder, host, nodes, days)
     bases = {} if base is None else base_files(base)
     address, link = Address(host, port), Address("127.0.0.1", link_port)
-    signer = certificates.authority("fedblend federation")
+    signer = credentials.authority("fedblend federation")
     _folders(folder, nodes)
     write_private(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
     clients = {
@@ -231,12 +231,12 @@ def renew(folder: Path, *, days: int = 365) -> None:
             f"{error.filename}: {error.strerror}; renewing needs the folder that "
             "fedblend federation init made, with its ca"
         ) from None
-    signer = certificates.Pair(key, public)
+    signer = credentials.Pair(key, public)
     _certify(folder / "server", signer, settings.address.host, days)
 
 
-def _certify(server: Path, signer: certificates.Pair, host: str, days: int) -> None:
-    pair = certificates.server_certificate(signer, host, days)
+def _certify(server: Path, signer: credentials.Pair, host: str, days: int) -> None:
+    pair = credentials.server_certificate(signer, host, days)
     write_private(server, {"server.key": pair.key, "server.crt": pair.public})
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
-from fedblend_federation.ops.flwr_processes import SILENCE
+from fedblend_federation.flower.processes import SILENCE
 from fedblend_federation.ops.settings import NodeEntry, ServerSettings
-from fedblend_federation.server.experiment import Nodes
+from fedblend_federation.server.checkpoint import Nodes
 from fedblend_federation.server.membership import Registered
 
 if TYPE_CHECKING:
-    from fedblend_federation.control_client import ControlClient
+    from fedblend_federation.flower.clients import ControlClient
 
 UNKNOWN = "unknown"
 
@@ -118,7 +118,7 @@ def connected(settings: ServerSettings) -> "Iterator[ControlClient]":
     """One connection to the link, for as many calls as are needed."""
     os.environ.update(SILENCE)
     # Here and not above: only a process that connects imports Flower.
-    from fedblend_federation.control_client import ControlClient
+    from fedblend_federation.flower.clients import ControlClient
 
     with closing(ControlClient(str(settings.link), settings.ca)) as link:
         yield link

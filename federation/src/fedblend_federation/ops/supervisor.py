@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from fedblend.errors import RunError
 from fedblend_federation import worker
-from fedblend_federation.ops import flwr_processes, registration
+from fedblend_federation.flower import processes
+from fedblend_federation.ops import registration
 from fedblend_federation.ops.audit import Audit
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
 
@@ -40,7 +41,7 @@ def serve_link(
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Keep the link running, and register the nodes' keys once it is up."""
-    flwr_processes.connect(settings)
+    processes.connect(settings)
     registered = False
 
     def register() -> None:
@@ -50,7 +51,7 @@ def serve_link(
             registered = True
             ready()
 
-    link = Program(flwr_processes.link_command(settings), settings.folder)
+    link = Program(processes.link_command(settings), settings.folder)
     _keep({"link": link}, register, log)
 
 
@@ -86,14 +87,14 @@ def serve_node(
     if not (supernode or settings.supernode):
         if flower_only:
             return serve_carrier(settings, with_rows=False, log=log)
-        node = Program(flwr_processes.node_command(path), settings.folder)
+        node = Program(processes.node_command(path), settings.folder)
         return _keep({"node": node}, lambda: None, log)
-    port = flwr_processes.free_port()
+    port = processes.free_port()
     fallback = None if flower_only else path
-    command = flwr_processes.supernode_command(settings, port, fallback)
+    command = processes.supernode_command(settings, port, fallback)
     programs = {"node": Program(command, settings.flower_folder)}
     if not flower_only:
-        own = Program(flwr_processes.worker_command(path), settings.folder)
+        own = Program(processes.worker_command(path), settings.folder)
         programs = {"worker": own, **programs}
     return _keep(programs, lambda: None, log)
 
@@ -111,22 +112,22 @@ def serve_carrier(
         with_rows: this process has the rows; else the worker has them.
         log: called with a line when the connection changes.
     """
-    os.environ.update(flwr_processes.SILENCE)
+    os.environ.update(processes.SILENCE)
     # Here and not above: only a process that connects imports Flower.
-    from fedblend_federation.carrier import Carrier
-    from fedblend_federation.fleet_client import FleetClient
+    from fedblend_federation.flower.clients import FleetClient
+    from fedblend_federation.flower.supernode import Carrier
 
     folder = settings.folder if with_rows else settings.flower_folder
     fleet = FleetClient(str(settings.server), settings.ca, settings.key, log)
     if with_rows:
-        from fedblend_federation.client.host import answering
+        from fedblend_federation.client.node import answering
 
         node = answering(settings)
         handler, note = node.handler, node.note
     else:
         forward = worker.Handler(partial(worker.request, settings.worker_socket))
         handler, note = lambda: forward, Audit(folder / "audit.jsonl").note
-    with flwr_processes.interrupted_by_sigterm():
+    with processes.interrupted_by_sigterm():
         try:
             Carrier(fleet, folder, handler, note, log).run()
         except KeyboardInterrupt:
@@ -141,27 +142,27 @@ def _keep(
     """Run programs until interrupted; each is restarted when it ends."""
     running: dict[str, subprocess.Popen] = {}
     due = dict.fromkeys(programs, 0.0)
-    with flwr_processes.interrupted_by_sigterm():
+    with processes.interrupted_by_sigterm():
         try:
             while True:
                 for name, (command, folder) in programs.items():
                     process = running.get(name)
                     if process is not None and process.poll() is not None:
-                        flwr_processes.stop(process, 1.0)
+                        processes.stop(process, 1.0)
                         log(f"{name} ended with code {process.returncode}")
-                        due[name] = time.monotonic() + flwr_processes.RESTART_AFTER
+                        due[name] = time.monotonic() + processes.RESTART_AFTER
                         running.pop(name)
                     if name not in running and time.monotonic() >= due[name]:
                         output = folder / f"{name}.log"
-                        running[name] = flwr_processes.start(command, folder, output)
-                    flwr_processes.rotate(folder / f"{name}.log")
+                        running[name] = processes.start(command, folder, output)
+                    processes.rotate(folder / f"{name}.log")
                 check()
                 time.sleep(INTERVAL)
         except KeyboardInterrupt:
             return
         finally:
             for process in running.values():
-                flwr_processes.stop(process)
+                processes.stop(process)
 
 
 def serve_worker(path: Path, group: str | None = None) -> None:
@@ -171,7 +172,7 @@ def serve_worker(path: Path, group: str | None = None) -> None:
         path: of node.toml.
         group: users of this group may connect, too; without it only this user may.
     """
-    from fedblend_federation.client.host import answering
+    from fedblend_federation.client.node import answering
 
     settings = load_as(NodeSettings, path)
     socket = settings.worker_socket
@@ -181,7 +182,7 @@ def serve_worker(path: Path, group: str | None = None) -> None:
             f"give {path} a socket in another folder"
         )
     members = None if group is None else _group(group)
-    with flwr_processes.interrupted_by_sigterm():
+    with processes.interrupted_by_sigterm():
         try:
             worker.serve(socket, answering(settings).handler, group=members)
         except KeyboardInterrupt:

@@ -25,10 +25,10 @@ from fedblend.config.config import Config
 from fedblend.config.table import Index, Table, Word
 from fedblend.config.tables.federation import Federation
 from fedblend.errors import ConfigError
-from fedblend_federation.client.policy import Accept
 from fedblend_federation.ops.settings import ClientSettings, parse_as
-from fedblend_federation.secure.answers import Means
-from fedblend_federation.secure.party import public_key
+from fedblend_federation.policy.policy import Accept
+from fedblend_federation.secure.client import Means
+from fedblend_federation.secure.session import public_key
 
 
 def _key(text: str) -> str:

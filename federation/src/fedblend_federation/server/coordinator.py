@@ -35,10 +35,10 @@ from fedblend.simulation.sampling import cohorts, secret_cohorts
 from fedblend.stats.gains import Evidence, Measured
 from fedblend_federation.contract import deployment
 from fedblend_federation.message import ENROLLED, UNKNOWN, Message, payload_of
-from fedblend_federation.secure.collection import collection_of
+from fedblend_federation.secure.server import collector_of
 from fedblend_federation.server import aggregation
 from fedblend_federation.server.aggregation import Aggregator
-from fedblend_federation.server.audited_exchange import AuditedExchange
+from fedblend_federation.server.collection import AuditedExchange
 from fedblend_federation.server.settings import (
     BelowQuorum,
     RoundRules,
@@ -82,8 +82,8 @@ class Coordinator(Results):
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
         self.request = jax.eval_shape(self.algorithm.wire.ask, self.shapes.state, shard)
         self.aggregator = Aggregator(self.engine, self.shapes, rules)
-        self.collection = collection_of(self, sizes_of(self.shapes))
-        self.ledger = CommunicationLog(self.clients, self.collection.sizes)
+        self.collector = collector_of(self, sizes_of(self.shapes))
+        self.ledger = CommunicationLog(self.clients, self.collector.sizes)
         self._tell = jax.jit(self.algorithm.wire.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))
 
@@ -173,7 +173,7 @@ class Coordinator(Results):
         if jax.tree.leaves(self.shapes.join):
             replies = self._enroll(self.active)
             try:
-                joins = self.collection.joins(replies)
+                joins = self.collector.joins(replies)
             except BelowQuorum:
                 self.bases[:] = UNKNOWN
                 raise
@@ -184,7 +184,7 @@ class Coordinator(Results):
         """Enroll those of these clients who are not; each one's join and request."""
         experiment, terms = self.setup.experiment, self.setup.terms
         head = Message("enroll", experiment, UNKNOWN, fields=terms)
-        template = (self.collection.join, self.request)
+        template = (self.collector.join, self.request)
         requests = {
             client: (head._replace(client=client), self.engine.params)
             for client in clients.tolist()
@@ -221,7 +221,7 @@ class Coordinator(Results):
             base = int(self.bases[client])
             head = Message("round", experiment, client, number, base=base)
             requests[client] = (head, down)
-        total, replies, asks = self.collection.updates(members, requests, enrolled)
+        total, replies, asks = self.collector.updates(members, requests, enrolled)
         counted = sorted(replies.accepted)
         key = keys.at(self.engine.key, "server", number)
         self.down, self.server = self.aggregator.step(

@@ -23,11 +23,21 @@ from fedblend.runs.run_folder import Folder
 from fedblend.trees import precision
 from fedblend_federation.contract import Contract, Facts, contract_of
 from fedblend_federation.ops.audit import Audit
-from fedblend_federation.server.census import Census, Descriptions
-from fedblend_federation.server.checkpoint import Busy, ServerCheckpoint, saved_census
+from fedblend_federation.server.checkpoint import (
+    Busy,
+    ServerCheckpoint,
+    identity,
+    read_nodes,
+    saved_census,
+    write_progress,
+)
 from fedblend_federation.server.coordinator import Coordinator
-from fedblend_federation.server.experiment import identity, read_nodes, write_progress
-from fedblend_federation.server.membership import Membership, invitation
+from fedblend_federation.server.membership import (
+    Census,
+    Descriptions,
+    Membership,
+    invitation,
+)
 from fedblend_federation.server.settings import (
     BelowQuorum,
     ServerSetup,

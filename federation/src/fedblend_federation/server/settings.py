@@ -21,7 +21,7 @@ from fedblend.simulation import aggregators
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.rounds import Members, Settings
 from fedblend.simulation.sampling import client_weights
-from fedblend_federation.secure.fixed_point import coarse
+from fedblend_federation.secure.flatten import coarse
 from fedblend_federation.transport import Timeouts
 
 

@@ -85,7 +85,7 @@ def _audit_of(policy: Path | None) -> "Callable[..., Audit]":
         from fedblend_reproductions.audit_privacy.audit import audit
 
         return audit
-    from fedblend_federation.client.policy import load_policy
+    from fedblend_federation.policy.policy import load_policy
     from fedblend_reproductions.audit_privacy.node import audit_node
 
     with screen.errors_of(policy):

@@ -21,10 +21,9 @@ from fedblend.errors import ConfigError
 from fedblend.simulation.simulate import set_up
 from fedblend.theory.gaussian import gaussian_epsilon
 from fedblend.trees import precision
+from fedblend_federation.client.build import protected
 from fedblend_federation.client.executor import ClientSetup
-from fedblend_federation.client.permissions import Refusal
-from fedblend_federation.client.policy import Policy, Protect
-from fedblend_federation.client.preparation import protected
+from fedblend_federation.policy.policy import Policy, Protect, Refusal
 from fedblend_reproductions.audit_privacy.attack import Games
 from fedblend_reproductions.audit_privacy.audit import TRIALS, Audit, judge
 from fedblend_reproductions.audit_privacy.canaries import (

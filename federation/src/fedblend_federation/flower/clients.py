@@ -1,0 +1,312 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The clients of a link: a node with its key, and who registers the keys of nodes.
+
+A node's call waits for a link that cannot be reached, and responses have a limit.
+Flower's CLI also registers keys, with a process for each.
+"""
+
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
+from flwr.app import Error, Message, RecordDict
+
+from fedblend.errors import RunError
+from fedblend_federation.flower import private
+from fedblend_federation.flower.processes import clock_remark
+from fedblend_federation.flower.records import (
+    KIND,
+    content_of,
+    from_record,
+    pause_in,
+    to_record,
+)
+from fedblend_federation.message import one_line
+
+RETRY = 2.0
+"""Seconds between two attempts to reach the link."""
+PARTS = 120.0
+"""Seconds for which a part of a message may be missing."""
+PARTS_INTERVAL = 0.05
+"""Seconds between two attempts to get it."""
+MAX_RESPONSE = 64 << 20
+"""Bytes of one response of the link; Flower cuts arrays in pieces of 5 MB."""
+OVERHEAD = 1 << 16
+"""Bytes that Flower's wrapping may add to a message."""
+UNAVAILABLE = (429, 502, 503, 504)
+"""Codes of HTTP with which a proxy says that a call should be tried again."""
+REFUSED = 1
+"""Flower's code of an error that has no other."""
+
+Result = TypeVar("Result")
+
+
+class Foreign(ValueError):
+    """A message or a response that is not fedblend's, and why: one line."""
+
+
+class Lost(Exception):
+    """The link does not accept this node's key or id."""
+
+
+class Gone(Exception):
+    """The run that a message belongs to has ended."""
+
+
+class Failed(Exception):
+    """The link answered a call with another error, and which."""
+
+
+class Delivery(NamedTuple):
+    """A message that the link has handed out; its content is still there."""
+
+    message: Message
+    tree: private.Tree
+
+
+class FleetClient:
+    """The fleet API of one link, for one node.
+
+    Args:
+        address: of the link, or of the proxy before it: host:port.
+        ca: file of the authority that signed the link's certificate.
+        key: file of the node's private key.
+        log: called with a line when the link cannot be reached, and when it can again.
+    """
+
+    def __init__(
+        self, address: str, ca: Path, key: Path, log: Callable[[str], None]
+    ) -> None:
+        trusted, own = _certificate(ca), _private_key(key)
+        with _refusing(ca):
+            self._fleet = private.Fleet(address, trusted, own, _check_size)
+        self._address, self._log = address, log
+        self.pause: float | None = None
+        """Seconds between two pulls, as the server told with its newest message."""
+
+    def close(self) -> None:
+        """Close the connections to the link."""
+        self._fleet.close()
+
+    def activate(self, interval: float) -> int:
+        """Tell the link that the node is there; returns the link's id of it.
+
+        Args:
+            interval: seconds; the node is offline after two of them with no heartbeat.
+        """
+        return self._call(lambda: self._fleet.activate(interval))
+
+    def deactivate(self, node: int) -> bool:
+        """Tell the link that the node is offline; whether the link heard it."""
+        try:
+            self._fleet.deactivate(node)
+        except (httpx.HTTPError, ValueError):
+            return False
+        return True
+
+    def heartbeat(self, interval: float) -> bool:
+        """Send a heartbeat; False if the link does not know this node."""
+        try:
+            return self._fleet.heartbeat(interval)
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code != httpx.codes.UNAUTHORIZED
+        except (httpx.HTTPError, ValueError):
+            return True  # not reached: the next one may be
+
+    def pull(self) -> Delivery | None:
+        """Take the next message, if there is one."""
+        found = self._call(self._fleet.pull)
+        return None if found is None else Delivery(*found)
+
+    def read(self, delivery: Delivery, max_bytes: int | None) -> bytes:
+        """The bytes of a message of ours; refused as soon as they are too many.
+
+        Raises:
+            Foreign: the message is not fedblend's.
+        """
+        (message, tree), found, size = delivery, {}, 0
+        kind = message.metadata.message_type
+        stored = self._fleet.stored(message.metadata.run_id)
+        if kind != KIND:
+            raise Foreign(f"a message of type {kind[:40]!r}")
+        for id in private.needed_parts(tree):
+            content = self._part(stored, id)
+            found[id] = content
+            size += len(content)
+            if max_bytes is not None and size > max_bytes + OVERHEAD:
+                raise Foreign(f"more than {max_bytes} bytes, the most that is accepted")
+        self._call(lambda: stored.confirm(message.metadata.message_id))
+        try:
+            whole = content_of(found, tree)
+            data = from_record(whole) if isinstance(whole, RecordDict) else b""
+            if isinstance(whole, RecordDict):
+                self.pause = pause_in(whole)
+        except Exception as error:
+            raise Foreign(f"no message of Flower: {type(error).__name__}") from None
+        if not data:
+            raise Foreign("a message without fedblend's record")
+        return data
+
+    def _part(self, stored: private.Stored, id: str) -> bytes:
+        """A part of a message, which the server may still be pushing."""
+        until = time.monotonic() + PARTS
+        while True:
+            known, content = self._call(lambda: stored.pull(id))
+            if content is not None:
+                return content
+            if not known or time.monotonic() > until:
+                raise Foreign("a message of which a part is missing")
+            time.sleep(PARTS_INTERVAL)
+
+    def reply(self, delivery: Delivery, data: bytes | str, seconds: float) -> None:
+        """Push the reply to a message.
+
+        Args:
+            delivery: the message.
+            data: our reply, or the line of an error.
+            seconds: that the reply took.
+        """
+        content = Error(REFUSED, data) if isinstance(data, str) else to_record(data)
+        reply = Message(content, reply_to=delivery.message)
+        parts = private.take_apart(reply)
+        pushed = self._call(lambda: self._fleet.push(parts, seconds))
+        # The server, which is ours, does not ask for the others.
+        needed = set(private.needed_parts(parts.tree))
+        stored = self._fleet.stored(reply.metadata.run_id)
+        for id in [one for one in pushed.parts if one in needed]:
+            self._call(partial(stored.push, id, parts.contents[id], pushed.session))
+
+    def _call(self, call: Callable[[], Result]) -> Result:
+        """The link's response; asked again for as long as it cannot be reached."""
+        waited = False
+        while True:
+            try:
+                response = call()
+            except httpx.TransportError as error:
+                reason = str(error) or type(error).__name__
+            except httpx.HTTPStatusError as error:
+                code = error.response.status_code
+                reason = f"HTTP {code}"
+                if code == httpx.codes.UNAUTHORIZED:
+                    remark = clock_remark(error.response.headers.get("date"))
+                    why = reason if remark is None else f"{reason}; {remark}"
+                    raise Lost(why) from None
+                if code == httpx.codes.FORBIDDEN:
+                    raise Gone(reason) from None
+                if code not in UNAVAILABLE:
+                    raise Failed(reason) from None
+            else:
+                if waited:
+                    self._log(f"{self._address} can be reached again")
+                return response
+            if not waited:
+                self._log(f"{self._address}: {reason}; trying again")
+            waited = True
+            time.sleep(RETRY)
+
+
+def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from None
+    except Exception as error:
+        raise RunError(f"{path}: is no private key ({type(error).__name__})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise RunError(f"{path}: is no ECDSA key, as ssh-keygen -t ecdsa -b 384 makes")
+    return key
+
+
+def _certificate(ca: Path) -> bytes:
+    """The certificate of the federation's authority; no other is trusted."""
+    try:
+        return ca.read_bytes()
+    except OSError as error:
+        raise RunError(f"{ca}: {error.strerror}") from None
+
+
+@contextmanager
+def _refusing(ca: Path) -> Iterator[None]:
+    """A connection that cannot be made because of the certificate is one line."""
+    try:
+        yield
+    except (ssl.SSLError, ValueError):
+        raise RunError(f"{ca}: is no certificate") from None
+
+
+def _check_size(response: httpx.Response) -> None:
+    """Refuse a response that is too large, or does not say how large it is."""
+    length = response.headers.get("content-length", "")
+    encoded = "content-encoding" in response.headers
+    if not length.isdecimal() or int(length) > MAX_RESPONSE or encoded:
+        raise Foreign(
+            f"a response of {length[:20] or 'unknown'} bytes, at most {MAX_RESPONSE}"
+        )
+
+
+GONE = "unregistered"
+"""Flower's status of a node whose key was unregistered; the link remembers its id."""
+
+
+class ControlClient:
+    """The control API of one link.
+
+    Args:
+        address: of the link: host:port.
+        ca: file of the authority that signed the link's certificate.
+    """
+
+    def __init__(self, address: str, ca: Path) -> None:
+        trusted = _certificate(ca)
+        with _refusing(ca):
+            self._control = private.Control(address, trusted)
+        self._address = address
+
+    def close(self) -> None:
+        """Close the connections to the link."""
+        self._control.close()
+
+    def statuses(self) -> dict[str, str]:
+        """The status of every node that is registered, by the link's id of it."""
+        found = self._call(self._control.statuses)
+        return {str(id): status for id, status in found.items() if status != GONE}
+
+    def register(self, key: Path, name: str) -> str:
+        """Register a public key; the link's id of the node."""
+        public = _public_key(key)
+        return str(self._call(lambda: self._control.register(public, name)))
+
+    def unregister(self, id: str) -> None:
+        """Unregister the key of a node."""
+        self._call(lambda: self._control.unregister(int(id)))
+
+    def _call(self, call: Callable[[], Result]) -> Result:
+        try:
+            return call()
+        except httpx.HTTPStatusError as error:
+            code, why = error.response.status_code, one_line(error.response.text)
+            raise RunError(f"link {self._address}: HTTP {code}: {why}") from None
+        except (httpx.HTTPError, ValueError) as error:
+            why = one_line(error) or type(error).__name__
+            raise RunError(f"link {self._address}: {why}") from None
+
+
+def _public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from None
+    except Exception as error:
+        raise RunError(f"{path}: is no public key ({type(error).__name__})") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise RunError(f"{path}: is no ECDSA key, as ssh-keygen -t ecdsa -b 384 makes")
+    return key

@@ -1,0 +1,341 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Is a machine fit to take part? Findings have a place, a value and advice.
+
+Services on this machine: the link, whom it serves and knows; a node's worker.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from fedblend.data.dataset import DataError
+from fedblend.data.readers.read import read_raw
+from fedblend.data.readers.tables import FILES
+from fedblend.errors import ConfigError, RunError
+from fedblend_federation import worker
+from fedblend_federation.client.base_models import (
+    SUMS,
+    files_in,
+    named_in,
+    require_base,
+    sha256_of,
+)
+from fedblend_federation.flower import processes
+from fedblend_federation.flower.port_guard import is_open
+from fedblend_federation.flower.processes import SILENCE
+from fedblend_federation.ops import probes
+from fedblend_federation.ops.probes import (
+    COPY,
+    MAKE,
+    Finding,
+    attempted,
+    link_findings,
+    owner,
+    permissions,
+    public_findings,
+    x509_at,
+)
+from fedblend_federation.ops.registration import unregistered
+from fedblend_federation.ops.settings import (
+    Address,
+    ClientSettings,
+    NodeSettings,
+    ServerSettings,
+    is_loopback,
+    load,
+)
+from fedblend_federation.ops.supervisor import is_up
+from fedblend_federation.policy.policy import Policy, load_policy
+from fedblend_federation.secure.roster import keys_of
+
+OLDEST, TOO_NEW = (1, 41), (1, 43)
+"""Versions of Flower that fedblend was tried with: from, and below."""
+
+
+def examine(path: Path, variables: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Look at settings, and at what they name, on disk and on the network.
+
+    What this user may not look at is a warning.
+
+    Args:
+        path: ``server.toml``, ``node.toml``, or a folder that has some.
+        variables: the environment in which Flower would be started.
+
+    Raises:
+        ConfigError: settings that cannot be read.
+    """
+    checks: list[Iterable[Finding]] = [_flower()]
+    for file in _settings_in(path):
+        settings = load(file)
+        server = isinstance(settings, ServerSettings)
+        checks += _server(settings) if server else _node(settings)
+        unit = file.parent / f"fedblend-{'link' if server else 'node'}.service"
+        checks.append(_environment(unit, variables))
+    found = [finding for check in checks for finding in attempted(check)]
+    return list(dict.fromkeys(found))
+
+
+def _settings_in(path: Path) -> list[Path]:
+    try:
+        if not path.is_dir():
+            return [path]
+        names = ("server.toml", "node.toml", "server/server.toml", "nodes/*/node.toml")
+        files = [file for name in names for file in sorted(path.glob(name))]
+    except PermissionError:
+        advice = f"run the doctor as {owner(path)} or root"
+        raise RunError(f"{path}: Permission denied; {advice}") from None
+    if not files:
+        raise RunError(f"{path}: has neither server.toml nor node.toml")
+    return files
+
+
+def _server(settings: ServerSettings) -> Iterator[Iterable[Finding]]:
+    if not is_loopback(settings.link.host):
+        yield [
+            Finding(
+                "the link is not on loopback",
+                "link",
+                str(settings.link),
+                "it serves everyone who reaches it; write 127.0.0.1:8000",
+            )
+        ]
+    yield probes.secret(settings.key, COPY)
+    yield permissions("state folder", settings.folder, 0o700)
+    yield probes.authority(settings.ca)
+    yield probes.certificate(settings)
+    for node in settings.nodes:
+        yield probes.public_key(node.key)
+    yield _outside(settings.address, settings.ca)
+    yield link_findings(settings.address, settings.link)
+    yield _link(settings)
+
+
+def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
+    yield probes.secret(settings.key, f"{MAKE} makes it")
+    yield permissions("state folder", settings.folder, 0o700)
+    yield permissions("state folder", settings.flower_folder, 0o700)
+    # Who can write there could stand in for the worker.
+    socket = settings.worker_socket.parent
+    yield permissions("folder of the socket", socket, 0o750, wrong=0o022)
+    clients = settings.client_settings().values()
+    for own in clients:
+        yield permissions("file of rows", own.data.file, 0o600)
+    yield _separation(settings)
+    yield probes.authority(settings.ca)
+    yield probes.own_key(settings.key)
+    for policy in sorted({own.policy for own in clients}):
+        yield _policy(policy)
+    yield _bases(settings)
+    for own in clients:
+        yield _roster(own)
+        yield _rows(own)
+    yield worker_service(settings)
+    yield _outside(settings.server, settings.ca)
+
+
+def _roster(settings: ClientSettings) -> Iterator[Finding]:
+    """Whether the key for secure sums is that of the roster, where there is one."""
+    if settings.roster is None or settings.secure_key is None:
+        return
+    yield from probes.secret(settings.secure_key, f"{MAKE} makes it")
+    if not settings.roster.exists():
+        advice = "get it from whoever runs the server, if sums are to be secure"
+        where, value = str(settings.roster), "no such file"
+        yield Finding("roster is missing", where, value, advice, fault=False)
+        return
+    try:
+        keys_of(settings)
+    except ConfigError as error:
+        if isinstance(error.__context__, PermissionError):
+            raise error.__context__ from None
+        advice = f"compare fingerprints: {MAKE}"
+        yield Finding("keys of secure sums are unusable", "roster", str(error), advice)
+
+
+def _bases(settings: NodeSettings) -> Iterator[Finding]:
+    """Whether the bases for adapters are those that the list beside them names."""
+    bases = settings.bases
+    if bases is None:
+        return
+    if not bases.exists():
+        advice = "put the base there, if experiments are to train adapters"
+        yield Finding(
+            "bases are missing", str(bases), "no such file", advice, fault=False
+        )
+        return
+    advice = f"copy the base again from whoever made it; {SUMS} has its sha256"
+    try:
+        for file, wanted in named_in(bases):
+            found = sha256_of(file) if file.is_file() else "no such file"
+            if found != wanted:
+                yield Finding("base is another one", str(file), found, advice)
+        for file in files_in(bases):
+            require_base(file)
+    except ConfigError as error:
+        yield Finding("base is unusable", str(bases), str(error), advice)
+
+
+def _policy(path: Path) -> Iterator[Finding]:
+    try:
+        if not load_policy(path).protect.rows.noise:
+            what, value = "rows are not hidden", "protect.rows.noise is 0"
+            advice = "one message may hold nearly all rows of this node; set a noise"
+            yield Finding(what, "policy", value, advice, fault=False)
+    except ConfigError as error:
+        if isinstance(error.__context__, PermissionError):
+            raise error.__context__ from None
+        yield Finding("policy is unusable", "policy", str(error), "correct the file")
+
+
+def _rows(settings: ClientSettings) -> Iterator[Finding]:
+    """Whether there are rows, with the target and with numbers in other columns."""
+    data, where = settings.data, str(settings.data.file)
+    if not data.file.exists():
+        advice = "put the node's rows there, or name them in [data]"
+        yield Finding("rows are missing", where, "no such file", advice, fault=False)
+        return
+    if data.file.is_file():
+        data.file.open("rb").close()
+    try:
+        policy = load_policy(settings.policy)
+    except ConfigError:
+        policy = Policy()
+    columns, inputs = policy.rows.columns, data.inputs
+    if data.file.suffix in FILES and isinstance(columns, list):
+        inputs = columns
+    raw = "auto" if policy.discloses_statistics else "none"
+    try:
+        found = read_raw(data.file, data.target, data.client, inputs, raw)
+        rows = len(found.targets)
+    except DataError as error:
+        value = str(error).removeprefix(f"{where}: ")
+        advice = "correct the file, [data] of node.toml, or rows.columns of the policy"
+        # An experiment may do without the columns that are no numbers.
+        some = columns == "any" and data.target is not None
+        yield Finding("rows cannot be used", where, value, advice, fault=not some)
+        return
+    least = policy.accept.min_rows
+    if rows < least:
+        value, advice = f"{rows}, accept.min_rows is {least}", "add rows"
+        yield Finding("too few rows to take part", where, value, advice, fault=False)
+
+
+def _separation(settings: NodeSettings) -> Iterator[Finding]:
+    """Whether code that the server sends could read the rows."""
+    places = (settings.folder, settings.flower_folder)
+    if settings.supernode and all(place.exists() for place in places):
+        users = [place.stat().st_uid for place in places]
+        if len(set(users)) == 1:
+            yield Finding(
+                "one user has the rows and runs code that the server sends",
+                str(settings.flower_folder),
+                f"user {users[0]}",
+                "give it to a user of its own, as DIR/README.md of init says",
+                fault=False,
+            )
+
+
+def _outside(address: Address, ca: Path) -> Iterator[Finding]:
+    if not isinstance(x509_at(ca), Finding):
+        yield from public_findings(address, ca)
+
+
+def _link(settings: ServerSettings) -> Iterator[Finding]:
+    if not isinstance(x509_at(settings.ca), Finding):
+        yield from link_service(settings)
+
+
+def _environment(unit: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
+    """What the unit sets for Flower, or, where there is none, who starts it."""
+    where = "environment"
+    if unit.exists():
+        where = str(unit)
+        text = unit.read_text(encoding="utf-8", errors="replace")
+        lines = [line.partition("Environment=")[2] for line in text.splitlines()]
+        variables = dict(line.split("=", 1) for line in lines if "=" in line)
+    missing = [f"{k}={v}" for k, v in SILENCE.items() if variables.get(k) != v]
+    if missing:
+        advice = "set them, or Flower calls out to the network"
+        yield Finding("variables are missing", where, " ".join(missing), advice)
+
+
+def _flower() -> Iterator[Finding]:
+    advice = "pip install 'fedblend[federation]'"
+    try:
+        version = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        yield Finding("Flower is missing", "flwr", "not installed", advice)
+        return
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if not OLDEST <= (major, minor) < TOO_NEW:
+        yield Finding("Flower's version was not tried", "flwr", version, advice)
+
+
+WORKER_ANSWERS = 10.0
+"""Seconds within which a worker answers that is not computing."""
+
+
+def link_service(settings: ServerSettings) -> Iterator[Finding]:
+    """Whether the link is up, serves nobody else here, and knows the nodes' keys."""
+    where = str(settings.link)
+    if not is_up(settings):
+        advice = "start it: systemctl start fedblend-link"
+        yield Finding("the link is not up", where, "no answer", advice, fault=False)
+        return
+    if is_loopback(settings.link.host) and is_open(settings.link, settings.ca):
+        yield Finding(
+            "is open to every user of this machine",
+            f"https://{settings.link}/v1/control/",
+            "calls that start runs are answered",
+            "start the link with fedblend federation server",
+        )
+    try:
+        processes.connect(settings)
+        strangers = unregistered(settings)
+    except RunError as error:
+        advice = f"run the doctor as {owner(settings.folder)} or root"
+        what = "the link was not asked for its keys"
+        yield Finding(what, where, str(error), advice, fault=False)
+        return
+    for node in strangers:
+        what, value = f"the link does not know {node.name}", "another key, or none"
+        advice = "restart the link: systemctl restart fedblend-link"
+        yield Finding(what, str(node.key), value, advice)
+
+
+def worker_service(settings: NodeSettings) -> Iterator[Finding]:
+    """Whether the worker answers; a node of one process has none."""
+    socket = settings.worker_socket
+    there = socket.exists()
+    try:
+        worker.request(socket, b"", WORKER_ANSWERS)
+    except worker.SocketError as error:
+        why = error.__context__
+    else:
+        return
+    if isinstance(why, PermissionError):
+        raise PermissionError(why.errno, why.strerror, str(socket))
+    if _is_one_process(settings):
+        return
+    if isinstance(why, TimeoutError):
+        value, advice = f"not in {WORKER_ANSWERS:g} s", "it may be computing; try again"
+        what = "the worker does not answer"
+        yield Finding(what, str(socket), value, advice, fault=False)
+        return
+    what = "the worker does not answer" if there else "no worker is there"
+    value = why.strerror if isinstance(why, OSError) else None
+    advice = "start it: systemctl restart fedblend-worker"
+    yield Finding(what, str(socket), value or str(why), advice, fault=there)
+
+
+def _is_one_process(settings: NodeSettings) -> bool:
+    """Whether the node was started as one process, which has the rows itself."""
+    return settings.flower is not None and _ran(settings.folder) > _ran(settings.flower)
+
+
+def _ran(folder: Path) -> float:
+    """When a carrier was started in a folder last."""
+    lock = folder / "carrier.lock"
+    return lock.stat().st_mtime if lock.exists() else 0.0

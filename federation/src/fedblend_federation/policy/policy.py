@@ -1,0 +1,411 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``policy.toml``: what the operator of a node agrees to.
+
+The node reads the file once for every message, so that a change counts at once. The
+defaults are restrictive: methods whose clients send models and nothing else, updates of
+enough rows in batches that the server does not know, and rounded measures of test rows,
+if there are enough of them and not too often. Only noise is a guarantee.
+
+What the operator of a node permits, and the refusal of what is not permitted.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedblend.checks import Number
+from fedblend.config.config import Config
+from fedblend.config.imports import import_paths
+from fedblend.config.table import (
+    Count,
+    Index,
+    Inside,
+    Mixing,
+    NotNegative,
+    Positive,
+    Table,
+    Word,
+    matching,
+    within,
+)
+from fedblend.config.tables.federation import Federation
+from fedblend.config.tables.measure import Split
+from fedblend.config.tables.model import LossName
+from fedblend.config.tables.privacy import ProtectRows
+from fedblend.config.toml import LONGEST, parse
+from fedblend.errors import ConfigError, SettingError
+from fedblend.metrics import Metric
+from fedblend.metrics import registry as metrics
+from fedblend.registry import ALGORITHMS, OWN_MODEL
+from fedblend_federation.client.executor import Executor, Measured
+from fedblend_federation.client.ledger import Allowance
+from fedblend_federation.ops.settings import parse_as
+
+Values = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""A measure by split, model and metric."""
+SENT = {
+    name: one.facts
+    for name, one in metrics.METRICS.items()
+    if one.facts.bounded or one.facts.mean_of_rows
+}
+"""Metrics that a node may send: one row cannot move the others by more than is known.
+The root of an error is left to the server, which has the error."""
+
+
+def _known(name: str) -> str:
+    if name not in ALGORITHMS:
+        raise PydanticCustomError(
+            "range",
+            "{allowed}",
+            {"allowed": "an algorithm; fedblend list algorithms has them"},
+        )
+    return name
+
+
+class Accept(Table):
+    """Which experiments the node takes part in; "updates" stands for algorithms whose
+    clients send updates of the model and nothing else, or, with ``own_models``, a model
+    that they trained alone at enrollment besides. ``imports`` are the import paths
+    of models and algorithms whose code the operator of the node has read.
+    """
+
+    algorithms: (
+        Literal["any", "updates"] | list[Annotated[str, AfterValidator(_known)]]
+    ) = "updates"
+    own_models: bool = False
+    imports: list[Word] = Field(default=[])
+    losses: Literal["any"] | list[LossName] = "any"
+    compress: bool = True
+    select: bool = False
+    upload: bool = False
+    constants: bool = False
+    statistics: bool = False
+    secure: bool = False
+    min_cohort: Annotated[int, within(Number(least=2, whole=True))] = 3
+    colluding: Index = 0
+    min_secure_clip: Positive = 1.0
+    min_rows: Index = 20
+    min_part_rows: Index = 4
+    min_batch_rows: Index = 8
+    min_batch_fraction: Mixing = 0.0
+    min_round_rows: Index = 20
+    max_rounds: Index = 1000
+    max_message_bytes: Count = 100_000_000
+
+
+class Rows(Table):
+    """What an experiment may use of the rows, and who chooses the batches.
+
+    "file" stands for all columns of the table but target and client, "first" for what
+    the first experiment had that the node was enrolled in.
+    """
+
+    columns: Literal["file", "any"] | list[Word] = "file"
+    subset: bool = False
+    labels: Literal["first", "any"] | list[Word] = "first"
+    split: Literal["first", "any"] = "first"
+    batches: Literal["secret", "shared"] = "secret"
+    misfits: Index = 20
+    may_change: bool = False
+
+
+class Limits(Table):
+    """What a request may cost; checked before anything is computed or allocated."""
+
+    steps: Count = 10_000
+    batch_rows: Count = 100_000
+    capacity_rows: Count = 1_000_000
+    parameters: Count = 100_000_000
+    layers: Count = 100
+    clients: Count = 10_000
+    operations: Positive = 1e12
+    memory_gb: Positive = 8.0
+    disk_gb: Positive = 20.0
+    seconds: Positive = 3600.0
+    experiments: Count = 20
+    idle_days: Positive = 30.0
+
+
+class Budget(Table):
+    """What the node gives over all experiments; the ledger counts it."""
+
+    experiments: Index = 1000
+    answers: Index = 100_000
+    epsilon: Positive | None = None
+    row_epsilon: Positive | None = None
+    delta: Inside = 1e-6
+
+
+class Protect(Table):
+    """What is done to an update before it leaves the node."""
+
+    clip: Positive | None = None
+    noise: NotNegative = 0.0
+    rows: ProtectRows = ProtectRows()
+
+    @model_validator(mode="after")
+    def _noise_has_a_scale(self) -> "Protect":
+        if self.noise and self.clip is None:
+            raise SettingError("noise", "is in units of clip, which is missing")
+        return self
+
+
+SentMetric = Annotated[str, matching(metrics.pattern(SENT), metrics.in_words(SENT))]
+
+
+class Metrics(Table):
+    """Which measures are sent to the server."""
+
+    names: Literal["any"] | list[SentMetric] = Field(default=["loss", "accuracy"])
+    splits: list[Split] = Field(default=["test"])
+    minimum_count: Index = 20
+    round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
+    bound: Positive = 100.0
+    noise: NotNegative = 0.0
+    per_experiment: Index = 50
+    total: Index = 500
+
+
+class Policy(Table):
+    """``policy.toml``: every table and every key may be left out."""
+
+    accept: Accept = Accept()
+    rows: Rows = Rows()
+    limits: Limits = Limits()
+    protect: Protect = Protect()
+    metrics: Metrics = Metrics()
+    budget: Budget = Budget()
+
+    @model_validator(mode="after")
+    def _epsilon_needs_noise(self) -> "Policy":
+        if self.budget.epsilon is not None and not self.protect.noise:
+            raise SettingError("budget.epsilon", "needs protect.noise, which is 0")
+        if self.budget.row_epsilon is not None and not self.protect.rows.noise:
+            wrong = "needs protect.rows.noise, which is 0"
+            raise SettingError("budget.row_epsilon", wrong)
+        return self
+
+    def import_refusal(self, text: str) -> str | None:
+        """Why the node imports nothing for a configuration, in one line, or None.
+
+        This comes before any check of the configuration: the keys of an algorithm by
+        import path are known only when its module is imported.
+        """
+        if len(text.encode()) > LONGEST:
+            raise ConfigError(f"message: a configuration above {LONGEST} bytes")
+        content, allowed = parse(text, "message"), self.accept.imports
+        for key, name in import_paths(content).items():
+            if name not in allowed:
+                return refusal_line("accept.imports", key, name, allowed)
+            table = key.partition(".")[0]
+            if "import_from" in content[table]:
+                where = f"{table}.import_from"
+                return refusal_line("accept.imports", where, "a folder", "none")
+        return None
+
+    def refusal(self, config: Config) -> str | None:
+        """Why the node takes no part in an experiment, in one line, or None."""
+        accept, run, loss = self.accept, config.run, config.model.loss
+        name, algorithms = config.algorithm.name, accept.algorithms
+        if algorithms == "updates":
+            sent = {"update", OWN_MODEL}
+            known = {one: set(its.sends) for one, its in ALGORITHMS.items()}
+            if known.get(name) == sent and not accept.own_models:
+                # The main methods of this library: what to set is said in full.
+                allowed = "no model of its own at enrollment, or own_models = true"
+                return refusal_line(
+                    "accept.own_models", "algorithm.name", name, allowed
+                )
+            sent -= set() if accept.own_models else {OWN_MODEL}
+            algorithms = [one for one, sends in known.items() if sends <= sent]
+        if not allows(algorithms, name) and name not in accept.imports:
+            return refusal_line("accept.algorithms", "algorithm.name", name, algorithms)
+        sums, least = config.federation or Federation(), accept.min_secure_clip
+        if accept.secure and not sums.secure:
+            return refusal_line("accept.secure", "federation.secure", "false", "true")
+        if sums.secure and sums.secure_clip < least:
+            where, clip = "federation.secure_clip", sums.secure_clip
+            allowed = f"at least {least:g}"
+            return refusal_line("accept.min_secure_clip", where, clip, allowed)
+        if not allows(accept.losses, loss):
+            return refusal_line("accept.losses", "model.loss", loss, accept.losses)
+        if config.compress is not None and not accept.compress:
+            return refusal_line(
+                "accept.compress", "compress", "a table", "no compression"
+            )
+        if config.compress is not None and self.protect.clip is not None:
+            # Encoders scale what was clipped, and memories of both sides must agree.
+            allowed = "no compression of clipped updates"
+            return refusal_line("protect.clip", "compress", "a table", allowed)
+        if config.select is not None and not accept.select:
+            allowed = "the whole model; which rows of it a node uses is not disclosed"
+            return refusal_line("accept.select", "select", "a table", allowed)
+        if config.central is not None and config.central.upload and not accept.upload:
+            allowed = "a model and no gradients beside it"
+            return refusal_line("accept.upload", "central.upload", "true", allowed)
+        if getattr(config.data, "raw", None) and not self.discloses_statistics:
+            allowed = "no statistics of columns"
+            if self.protect.clip is not None:
+                allowed += ", which protect.clip does not bound"
+            return refusal_line("accept.statistics", "data.raw", "a table", allowed)
+        if self.protect.rows.noise:
+            try:
+                config.require_gradients("policy protect.rows")
+            except SettingError as error:
+                return str(error)
+        alone = config.measure.local
+        for where, rounds in (("run.rounds", run.rounds), ("measure.local", alone)):
+            if rounds is not True and rounds > accept.max_rounds:
+                allowed = f"at most {accept.max_rounds}"
+                return refusal_line("accept.max_rounds", where, rounds, allowed)
+        return None
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the node gives over all experiments."""
+        return Allowance(
+            experiments=self.budget.experiments,
+            answers=self.budget.answers,
+            epsilon=self.budget.epsilon,
+            row_epsilon=self.budget.row_epsilon,
+            delta=self.budget.delta,
+            measures=self.metrics.per_experiment,
+            all_measures=self.metrics.total,
+            seconds=self.limits.seconds,
+        )
+
+    @property
+    def discloses_constants(self) -> bool:
+        """Whether constants of the loss are sent; clipping does not bound them."""
+        return self.accept.constants and self.protect.clip is None
+
+    @property
+    def discloses_statistics(self) -> bool:
+        """Whether means of columns are sent; clipping does not bound them."""
+        return self.accept.statistics and self.protect.clip is None
+
+    def disclosed(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Those of these measures that may be sent, with noise, rounded.
+
+        Args:
+            values: measures by split, model and metric.
+            counts: this node's rows in each split.
+        """
+        shown = self.metrics
+        found = {
+            split: {
+                model: self._shown(measured, counts[split])
+                for model, measured in models.items()
+            }
+            for split, models in values.items()
+            if split in shown.splits
+            and counts.get(split, 0) >= max(shown.minimum_count, 1)
+        }
+        return {
+            split: {model: measured for model, measured in models.items() if measured}
+            for split, models in found.items()
+            if any(models.values())
+        }
+
+    def _shown(self, measured: Mapping[str, float], rows: int) -> dict[str, float]:
+        return {
+            name: round(
+                self._perturbed(facts, float(value), rows), self.metrics.round_to
+            )
+            for name, value in measured.items()
+            if (facts := SENT.get(name.partition("@")[0])) and self._sends(name, facts)
+            # A value decides this only where no noise is promised.
+            if facts.always_defined or math.isfinite(value)
+        }
+
+    def _sends(self, name: str, facts: Metric) -> bool:
+        """Whether a metric may be sent; noise is for means, and hides single rows."""
+        noisy = facts.mean_of_rows or not self.metrics.noise
+        return allows(self.metrics.names, name) and noisy
+
+    def _perturbed(self, facts: Metric, value: float, rows: int) -> float:
+        """A mean over rows with noise, in units of how far one row can move it.
+
+        A value that is not finite counts as the worst one, and is not left out: its
+        absence would tell of a single row at any noise.
+        """
+        shown = self.metrics
+        most = 1.0 if facts.bounded else shown.bound
+        if not math.isfinite(value):
+            value = 0.0 if facts.higher_is_better else most
+        if not shown.noise:
+            return value
+        return value + secrets.SystemRandom().gauss(0, shown.noise * most / rows)
+
+
+def load_policy(path: Path) -> Policy:
+    """Read ``policy.toml``; the same bytes are parsed once.
+
+    Raises:
+        ConfigError: one line with the file, the key, its value and what is allowed.
+    """
+    try:
+        return _parsed(path.read_bytes(), path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+
+
+@lru_cache(maxsize=16)
+def _parsed(data: bytes, path: Path) -> Policy:
+    return parse_as(Policy, data, path)
+
+
+def allows(allowed: Literal["any"] | Sequence[str], name: str | None) -> bool:
+    """Whether a name is among those that are allowed."""
+    return allowed == "any" or name in allowed
+
+
+def refusal_line(key: str, where: str, value: Any, allowed: str | Sequence[str]) -> str:
+    """One line: the key of the policy, what was asked for, what is allowed."""
+    shown = "not given" if value is None else str(value)
+    may = allowed if isinstance(allowed, str) else ", ".join(allowed) or "none"
+    return f"policy {key}: {where} is {shown}; allowed: {may}"
+
+
+class Refusal(ValueError):
+    """A node does not do what a message asks, and why: one line.
+
+    Args:
+        reason: what the server gets to know.
+        detail: what the node's own audit gets to know, if that is more.
+    """
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(reason)
+        self.detail = detail or reason
+
+
+class Permissions(NamedTuple):
+    """What the operator of a node permits, for one message."""
+
+    describe: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """From the fields of a message to the node's description, or a ``Refusal``."""
+    executor: Callable[[Mapping[str, Any]], Executor]
+    """From the terms of an experiment to what computes it, or a ``Refusal``."""
+    disclosed: Callable[[Measured, dict[str, int]], Measured]
+    """Those of the measures that may leave the node; also given the rows of a split."""
+    max_bytes: int | None = None
+    """Of a message; a longer one is not read."""
+    allowance: Allowance = Allowance()
+    """What may leave the node over all experiments."""
+    limits: Limits | None = None
+    """On disk, experiments and counts in messages; None for none."""
+    metric_noise: float = 0.0
+    """On measures, in units of how far one row can move them."""
+    secure: Callable[[Mapping[str, Any]], Any] = lambda terms: None
+    """From the terms of an experiment to what its secure sums need, see
+    ``secure.answers``; None for an experiment without them."""
+    rows_may_change: bool = False
+    """Whether an experiment may go on with other rows than it began with."""
