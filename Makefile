@@ -46,12 +46,12 @@ docs: .venv/.ready
 bench: .venv/.ready
 	@$(MAKE) --no-print-directory .venv-torch/.ready || echo "PyTorch is left out"
 	@$(MAKE) --no-print-directory .venv-fedjax/.ready || echo "FedJAX is left out"
-	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/run.py peers
 
 cards: .venv/.ready
 	@$(MAKE) --no-print-directory .venv-torch/.ready || echo "PyTorch is left out"
 	@$(MAKE) --no-print-directory .venv-fedjax/.ready || echo "FedJAX is left out"
-	@$(BIN)/python benchmarks/cards.py --peers --limit 60 --out cards
+	@$(BIN)/python benchmarks/run.py cards --peers --limit 60 --out cards
 
 clean:
 	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist site cards

@@ -10,7 +10,7 @@ from fedblend.theory.gaussian import row_epsilon
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 NAME = re.compile(r"`(test_\w+)`")
-TESTED = re.compile(r"`(?:test_\w+(?:\.py)?|benchmarks/\w+\.py)`")
+TESTED = re.compile(r"`(?:test_\w+(?:\.py)?|(?:benchmarks|\w+/studies)/\w+\.py)`")
 LIMIT = re.compile(r"\bnot\b")
 ATTACKERS = "## Who can do what"
 

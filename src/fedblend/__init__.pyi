@@ -320,11 +320,11 @@ from fedblend.selection.tune_alpha import (
 from fedblend.simulation.aggregators import (
     trimmed_mean as trimmed_mean,
 )
-from fedblend.simulation.compile_cache import (
-    compile_cache as compile_cache,
-)
 from fedblend.simulation.io import (
     checkpoint as checkpoint,
+)
+from fedblend.simulation.lowering import (
+    compile_cache as compile_cache,
 )
 from fedblend.simulation.personalize import (
     NewClients as NewClients,

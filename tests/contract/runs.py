@@ -47,7 +47,9 @@ def new_run(name, on=None, seed=0, compile_anew=False, **settings):
     )
     if not compile_anew:
         fixed = (run.settings._replace(build=name), chosen["every"])
-        run._engine.compiled = _PROGRAMS.setdefault(fixed, run._engine.compiled)
+        run._engine.programs.compiled = _PROGRAMS.setdefault(
+            fixed, run._engine.programs.compiled
+        )
     return run
 
 

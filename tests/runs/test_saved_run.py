@@ -19,8 +19,8 @@ from fedblend.config.config import check, dump
 from fedblend.errors import RunError
 from fedblend.runs import personal_models, results
 from fedblend.runs.run import run_config
+from fedblend.simulation.io.serialize import StackWriter
 from fedblend.simulation.simulate import simulate
-from fedblend.simulation.stores.model_stack import StackWriter
 from tiny_config import TINY
 
 pytestmark = pytest.mark.usefixtures("compiled")

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.simulation.decompositions import RANKS, in_small_batches
-from fedblend.simulation.large_constants import lower
+from fedblend.simulation.lowering import RANKS, in_small_batches, lower
 
 SCRIPT = Path(__file__).with_name("decompose.py")
 

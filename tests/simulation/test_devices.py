@@ -17,7 +17,7 @@ import pytest
 from fedblend import cpu_devices
 from fedblend.errors import UserError
 from fedblend.simulation import aggregators, devices
-from fedblend.simulation.chunks import Cut, chunk_size
+from fedblend.simulation.devices import Cut, chunk_size
 
 CASES = ("fedavg", "scaffold", "apfl", "flix_diana", "two_way")
 FEW = ("scaffold", "flix_diana", "two_way")

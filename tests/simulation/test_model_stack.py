@@ -9,9 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedblend.mixing import Blend
-from fedblend.simulation.io.serialize import WireError
-from fedblend.simulation.stores import model_stack
-from fedblend.simulation.stores.model_stack import StackReader, StackWriter
+from fedblend.simulation.io import serialize
+from fedblend.simulation.io.serialize import StackReader, StackWriter, WireError
 
 
 def model(client: int) -> Blend:
@@ -80,6 +79,6 @@ def test_damage_is_one_line(stack, monkeypatch):
         stack.write_bytes(damaged)
         with pytest.raises(WireError, match=line):
             StackReader(stack)
-    monkeypatch.setattr(model_stack, "CHECKED_BYTES", 10)
+    monkeypatch.setattr(serialize, "CHECKED_BYTES", 10)
     stack.write_bytes(whole[:-1] + b"x")
     assert StackReader(stack).clients == 3, "the data of a large file is not read"

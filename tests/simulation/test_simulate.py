@@ -307,7 +307,7 @@ def test_clients_that_do_not_fit_the_device_are_one_line():
     def full(*arguments):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    run._engine.compiled["block"] = full
+    run._engine.programs.compiled["block"] = full
     with pytest.raises(UserError, match="chunk: 7 is not small enough") as e:
         run.complete()
     assert "\n" not in str(e.value)

@@ -124,6 +124,6 @@ def run_again(file: Path, settings: list[str] | None) -> list[str]:
 
 def compile_cache() -> None:
     """Store what JAX compiles in the user's cache, for the next run."""
-    from fedblend.simulation import compile_cache
+    from fedblend.simulation import lowering
 
-    compile_cache.compile_cache()
+    lowering.compile_cache()

@@ -3,7 +3,7 @@
 """The personal models of all clients in the folder of a run.
 
 One file for each seed has the models of all clients, leaves [clients, ...]; see
-``simulation.stores.model_stack``. Where all clients deploy the shared model there is no
+``simulation.io.serialize``. Where all clients deploy the shared model there is no
 such file. ``summary.json`` has under ``personal_models`` which of the three it is:
 "kept", "shared" or "left out".
 """
@@ -19,9 +19,13 @@ from fedblend.core import Algorithm, PyTree, shared_model
 from fedblend.errors import RunError
 from fedblend.mixing import shapes_of
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.io.serialize import WireError, as_tree
+from fedblend.simulation.io.serialize import (
+    StackReader,
+    StackWriter,
+    WireError,
+    as_tree,
+)
 from fedblend.simulation.run import Run
-from fedblend.simulation.stores.model_stack import StackReader, StackWriter
 
 MOST_BYTES = 8 * 2**30
 """The models of all clients and seeds are kept up to this size by default."""

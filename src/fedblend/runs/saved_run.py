@@ -28,7 +28,7 @@ from fedblend.runs.predict import (
     table_of,
 )
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.stores.model_stack import StackReader
+from fedblend.simulation.io.serialize import StackReader
 
 
 def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":

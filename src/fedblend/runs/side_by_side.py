@@ -25,7 +25,6 @@ from fedblend.runs.local_baseline import work_alone
 from fedblend.runs.run import TABLES, Step, advance, open_folder, stages
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation.io import checkpoint
-from fedblend.simulation.replicas import RunOfReplicas
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up
 from fedblend.trees import precision
@@ -79,7 +78,7 @@ def run_together(
             for replica, point in enumerate(part):
                 if not folders[point.name].summary.exists():
                     local = alone[number * most + replica]
-                    run = RunOfReplicas(whole, _places(point, replica), local)
+                    run = whole.of_replicas(_places(point, replica), local)
                     _write(folders[point.name], point, built, run, on_warning)
 
 

@@ -29,7 +29,7 @@ from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.metrics import Metric
 from fedblend.selection.cross_validate import Arm, Costs, Folds, cost_sign, joined
-from fedblend.simulation import large_constants
+from fedblend.simulation import lowering
 
 ROUNDING = 1e-6
 """What equal models may seem to cost more, by rounding."""
@@ -73,7 +73,7 @@ def measured(models: Iterable[PyTree], shards: Shards, metric: Metric) -> Costs:
     ]
 
 
-@partial(large_constants.jit, static=1)
+@partial(lowering.jit, static=1)
 def _rows(metric: Metric, model: PyTree, shard: Shard) -> jax.Array:
     assert metric.with_rows is not None  # it decides
     return metric.with_rows(model, everything(shard))[1]

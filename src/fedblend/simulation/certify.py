@@ -88,7 +88,9 @@ def certificates(
     states, members, examples, _ = clients.measured(np.arange(clients.number))
     axes = (0, 1, None, engine.placed)
     program = Program("objective", partial(objective_of_all, loss), axes, 0)
-    found = engine._call(program, (run.down, states, examples["train"], members))
+    found = engine.programs.call(
+        program, (run.down, states, examples["train"], members)
+    )
     values, squares = (np.reshape(leaf, -1).astype(float) for leaf in found)
     each = np.broadcast_to(np.asarray(mu, float), values.shape)
     return [

@@ -7,6 +7,7 @@ what enrollment sends, or where states live on the device. What a block needs is
 while the device computes the one before.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -19,15 +20,14 @@ from fedblend import trees
 from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.simulation.aggregators import RunningSum, empty, with_middle
-from fedblend.simulation.chunks import Cut
+from fedblend.simulation.devices import Cut
 from fedblend.simulation.engine import Engine
-from fedblend.simulation.memory import bytes_of
+from fedblend.simulation.host import bytes_of
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import NOBODY, Weights
 from fedblend.simulation.stores.client_store import Storage, Store, open_store
 from fedblend.simulation.stores.device_store import DeviceStore, extract, padded
 from fedblend.simulation.stores.row_store import DeviceRows, HostRows, Packed
-from fedblend.simulation.stores.shared_store import SharedStore
 
 ENROLL_AT_ONCE = 1024
 """Clients enrolled in one call."""
@@ -35,9 +35,6 @@ AT_ONCE_BYTES = 2**30
 """States enrolled or measured in one call; bounds the memory it takes."""
 PART_BYTES = 2**33
 """States and rows that are brought to the device for a part of a block."""
-
-FIXED = (DeviceStore, SharedStore)
-"""Stores in which every client has a slot of its own, always."""
 
 Places = dict[str, tuple[jax.Array, jax.Array]]
 """Where the rows of some clients start in each split, and how many they are."""
@@ -83,6 +80,7 @@ class Clients:
         self.train, self._rows, self._splits = splits["train"], rows, splits
         self._engine, self._weights, self._replicas = engine, weights, engine.replicas
         self.number = len(self.train.counts)
+        self._places: slice | int | None = None
         first = self._members(np.zeros(1, int), np.zeros(1, int))
         self.shapes = engine.shapes(trees.take(first, 0))
         self._template = self.with_replicas(self.shapes.state)
@@ -100,18 +98,20 @@ class Clients:
             if not self.store.eager:
                 self._enrolls = min(self._enrolls, self._room)
 
+    def of_replicas(self, places: slice | int) -> "Clients":
+        """The same clients, of whom only some replicas are seen."""
+        found = copy.copy(self)
+        found._places = places
+        return found
+
     def reopen(self, kind: str) -> None:
         """Use this kind of store, if the kind was left open."""
         if self._storage.states == "auto" and self.store.kind != kind:
             self.store = self._open(kind)
 
-    def _open(self, kind: str) -> Store | SharedStore:
-        if jax.process_count() > 1:
-            return SharedStore(kind, self._template, self.number, self._engine)
-        slots = self._engine.slots
-        return open_store(
-            kind, self._template, self.number, self._storage.folder, slots
-        )
+    def _open(self, kind: str) -> Store:
+        folder, slots = self._storage.folder, self._engine.slots
+        return open_store(kind, self._template, self.number, folder, slots)
 
     def _rounds_at_once(self, cohort: int, every: int) -> int:
         """How many rounds of a block to compute on states and rows brought together.
@@ -128,7 +128,7 @@ class Clients:
     @property
     def stay(self) -> bool:
         """Whether all rows and states lie on the device."""
-        return self._rows.kind == "device" and isinstance(self.store, FIXED)
+        return self._rows.kind == "device" and isinstance(self.store, DeviceStore)
 
     @property
     def joins(self) -> bool:
@@ -199,7 +199,7 @@ class Clients:
             self.store.write(group, extract(states, there))
             if jax.tree.leaves(joins):
                 own = trees.take(joins, np.flatnonzero(present))
-                sent.append(jax.device_put(own, self._engine.first_device))
+                sent.append(jax.device_put(own, jax.local_devices()[0]))
             total = part if total is None else jax.tree.map(jnp.add, total, part)
         return total if total is None or not sent else self._middle(total, sent)
 
@@ -216,7 +216,10 @@ class Clients:
     def states(self, ids: np.ndarray) -> PyTree:
         """What these clients remember, stacked."""
         self.enroll(ids)
-        return jax.device_put(self.store.gather(ids), self._engine.first_device)
+        states = jax.device_put(self.store.gather(ids), jax.local_devices()[0])
+        if self._places is None:
+            return states
+        return jax.tree.map(lambda leaf: leaf[:, self._places], states)
 
     def shard(self, client: int) -> Shard:
         """The training rows of one client."""
@@ -230,7 +233,11 @@ class Clients:
     def _load_rows(self, name: str, ids: np.ndarray, most: int) -> Packed:
         """Rows of a group of clients, and where theirs start."""
         split, most = self._splits[name], min(most, self.number)
-        return self._rows.load(name, split.starts[..., ids], split.counts[ids], most)
+        starts, counts = split.starts[..., ids], split.counts[ids]
+        examples, starts = self._rows.load(name, starts, counts, most)
+        if self._places is not None and starts.ndim > 1:
+            starts = starts[self._places]
+        return examples, starts
 
     def measured(
         self, ids: np.ndarray, splits: Iterable[str] = ()
@@ -268,7 +275,7 @@ class Clients:
         self._rows.stage("train", starts, self.train.counts[ids], self._room)
         members = None
         if self.stay:
-            assert isinstance(self.store, FIXED)
+            assert isinstance(self.store, DeviceStore)
             slots = self.store.slots(ids)
             members = self._block_members(ids, present, starts, slots)
         return Plan(ids, present, starts, members)

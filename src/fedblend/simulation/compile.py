@@ -13,18 +13,15 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from fedblend import trees
-from fedblend.core import Key, PyTree, Shard
+from fedblend.core import Key, PyTree
 from fedblend.errors import UserError
 from fedblend.simulation import devices
-from fedblend.simulation.chunks import Cut
-from fedblend.simulation.large_constants import lower
-from fedblend.simulation.rounds import Members, Settings
-from fedblend.simulation.stores.device_store import Slots
-from fedblend.simulation.threads import Worker
+from fedblend.simulation.host import Worker
+from fedblend.simulation.lowering import lower
+from fedblend.simulation.rounds import Settings
 
 SHAPE = jax.ShapeDtypeStruct
 
@@ -62,7 +59,7 @@ class Initial:
     """
 
     def __init__(self, given: PyTree | Callable[[Key], PyTree], key: Key, each: bool):
-        self._key = key
+        self._key, self.each = key, each
         if not callable(given):
             self.params = trees.strongly_typed(given)
             self.shapes = jax.eval_shape(lambda: self.params)
@@ -84,91 +81,43 @@ class Initial:
 
 
 class Programs:
-    """The programs of one simulation, and what never changes of their arguments.
+    """The compiled programs of one simulation.
 
-    ``sweep``, ``keys``, ``inits`` and ``places`` are the axes of replicas that the
-    swept values, the keys, the initial parameters and the starts of rows have: 0, or
-    None where all replicas share them. Without a mesh there is one device.
+    Args:
+        settings: of the simulation, the first argument of every function.
+        fixed: the next two arguments: what is swept, and the key.
+        axes: their axes of replicas; None where all replicas share them.
+        replicas: how many there are; None without replicas.
+        mesh: the devices of programs that are spread.
+        rounds: of the whole run; a long one has kernels timed on a GPU.
+        lasting: arguments that never change, and are brought to the devices once.
     """
 
     def __init__(
         self,
         settings: Settings,
-        key: Key,
-        over: PyTree | None,
-        params: PyTree | Initial,
-        own_params: bool,
-        examples: dict[str, PyTree],
-        central: Shard | None,
-        own_rows: bool = False,
-        replicas: int | None = None,
-        mesh: Mesh | None = None,
-        rounds: int = 0,
+        fixed: tuple[PyTree, Key],
+        axes: tuple[int | None, int | None],
+        replicas: int | None,
+        mesh: Mesh,
+        rounds: int,
+        lasting: Callable[[], Sequence[PyTree]],
     ):
-        self.mesh = devices.mesh_of(jax.local_devices()[:1]) if mesh is None else mesh
-        self.width = self.mesh.shape[devices.CLIENTS]
-        self.settings = settings._replace(width=self.width)
-        self.key, self.over = key, over
-        known = isinstance(params, Initial)
-        self.initial = params if known else Initial(params, key, each=False)
-        self.examples, self.central, self.replicas = examples, central, replicas
-        self.sweep = 0 if over is not None else None
-        self.keys = 0 if key.ndim else None
-        self.inits = 0 if own_params else None
-        self.places = 0 if own_rows else None
-        self.placed = Members(None, None, self.places, None, None, None)  # type: ignore
-        self.rounds = rounds
-        self.compile_seconds = 0.0
         self.compiled: dict[str, Any] = {}
+        self.compile_seconds = 0.0
+        self._settings, self._fixed, self._axes = settings, fixed, axes
+        self._replicas, self._mesh, self._rounds = replicas, mesh, rounds
+        self._lasting = lasting
         self._ahead: dict[str, Future] = {}
         self._compiler = Worker()
         self._everywhere: dict[int, tuple[PyTree, PyTree]] = {}
-
-    def _turns(self, cut: Cut, together: bool = False) -> np.ndarray | None:
-        """The chunks of each group of a device; all devices take as many ``together``.
-
-        They must where states move between them, whatever chunks of padding cost.
-        """
-        if cut.groups == 1:
-            return None
-        if not together:
-            return cut.turns
-        most = cut.turns.reshape(self.width, -1).max(axis=0)
-        return np.tile(most, self.width)
-
-    @staticmethod
-    def initially(
-        given: PyTree | Callable[[Key], PyTree], key: Key, each: bool
-    ) -> Initial:
-        """The initial parameters, given or to be drawn, before anything is compiled."""
-        return Initial(given, key, each)
-
-    @property
-    def params(self) -> PyTree:
-        """The initial parameters."""
-        return self.initial.params
 
     def clock(self) -> float:
         """Seconds, during which compiling does not count."""
         return time.perf_counter() - self.compile_seconds
 
-    @property
-    def first_device(self) -> Any:
-        """Where everything lies that is not spread."""
-        return jax.local_devices()[0]
-
-    @cached_property
-    def slots(self) -> Slots:
-        """How the states of a block lie on the devices."""
-        replicas = None if self.replicas is None else 1
-        return Slots(self.width, devices.sharding(self.mesh, replicas, 0))
-
-    def place_plan(self, plan: Members) -> Members:
-        """The members of a block's rounds on their devices."""
-        return devices.placed(plan, devices.sharding(self.mesh, self.keys, 1))
-
-    def _call(self, program: Program, arguments: Sequence[Any]) -> Any:
-        """Compiled when first called, unless that has begun before."""
+    def call(self, program: Program, arguments: Sequence[Any]) -> Any:
+        """The result of a program: compiled at its first call, unless begun before."""
         arguments, lie = self._arguments(program, arguments)
         name, spread = program.name, program.spread
         if name not in self.compiled:
@@ -188,7 +137,7 @@ class Programs:
             for place, one in enumerate(found)
         )
 
-    def _begin(self, program: Program, arguments: Sequence[Any]) -> None:
+    def begin(self, program: Program, arguments: Sequence[Any]) -> None:
         """Begin to compile a program, for arguments of which some are only shapes."""
         begun = time.perf_counter()
         compile = self._compile(program, *self._arguments(program, arguments))
@@ -197,10 +146,10 @@ class Programs:
 
     def _arguments(self, program: Program, arguments: Sequence[Any]) -> tuple[Any, Any]:
         """All arguments on their devices, and where these are."""
-        arguments = (self.over, self.key, *arguments)
+        arguments = (*self._fixed, *arguments)
         if program.spread is None:
             return arguments, None
-        axes = (self.sweep, self.keys, *program.axes)
+        axes = (*self._axes, *program.axes)
         lie = self._lie(axes, (None, None, *program.spread.arguments))
         return tuple(map(self._placed, arguments, lie)), lie
 
@@ -209,21 +158,21 @@ class Programs:
     ) -> Callable[[], Any]:
         """What compiles a program in any thread: settings of JAX belong to this one."""
         _, function, axes, out_axes, donate, spread = program
-        function = partial(function, self.settings)
-        if self.replicas is not None:
-            function = jax.vmap(function, (self.sweep, self.keys, *axes), out_axes)
+        function = partial(function, self._settings)
+        if self._replicas is not None:
+            function = jax.vmap(function, (*self._axes, *axes), out_axes)
         jit_options: dict[str, Any] = {"donate_argnums": donate}
         if spread is not None:
             function, results = self._spread(function, lie, out_axes, spread)
             jit_options["out_shardings"] = results
-        whole = devices.sharding(self.mesh, None, None)
+        whole = devices.sharding(self._mesh, None, None)
         lowered = lower(
             jax.jit(function, **jit_options).trace(*arguments),
             arguments,
             lambda one: one if spread is None else self._placed_once(one, whole),
             **jit_options,
         )
-        options = devices.compiler_options(spread is not None, self.rounds)
+        options = devices.compiler_options(spread is not None, self._rounds)
         return partial(lowered.compile, options)
 
     def _run(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -233,7 +182,7 @@ class Programs:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             allowed = "small enough: so many clients do not fit the device's memory"
-            raise UserError("chunk", self.settings.chunk, allowed) from None
+            raise UserError("chunk", self._settings.chunk, allowed) from None
 
     def _lie(self, axes: Sequence[Any], clients: Sequence[int | None]) -> Any:
         """Where each argument or result lies, by its axes of replicas and clients."""
@@ -241,7 +190,7 @@ class Programs:
         def one(axes, clients):
             return jax.tree.map(
                 lambda axis: devices.sharding(
-                    self.mesh, None if self.replicas is None else axis, clients
+                    self._mesh, None if self._replicas is None else axis, clients
                 ),
                 axes,
                 is_leaf=lambda node: node is None,
@@ -263,12 +212,12 @@ class Programs:
         outward = self._lie(out_axes, spread.results)
         function = jax.shard_map(
             function,
-            mesh=self.mesh,
+            mesh=self._mesh,
             in_specs=jax.tree.map(lambda one: one.spec, lie),
             out_specs=jax.tree.map(lambda one: one.spec, outward),
             check_vma=False,
         )
-        whole = devices.sharding(self.mesh, None, None)
+        whole = devices.sharding(self._mesh, None, None)
         results = tuple(
             one if place == spread.stay else whole for place, one in enumerate(outward)
         )
@@ -278,8 +227,7 @@ class Programs:
         """An argument on its devices; what never changes is brought there once."""
         if any(isinstance(leaf, SHAPE) for leaf in jax.tree.leaves(argument)):
             return jax.tree.map(lambda leaf: leaf.update(sharding=lie), argument)
-        lasting = (self.over, self.key, vars(self.initial).get("params"), self.central)
-        lasting = (*lasting, *self.examples.values())
+        lasting = (*self._fixed, *self._lasting())
         if not any(argument is one for one in lasting):
             return devices.placed(argument, lie)
         return self._placed_once(argument, lie)

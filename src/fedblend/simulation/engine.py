@@ -16,21 +16,119 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedblend import trees
-from fedblend.core import Down, Info, PyTree, Sender, Shard
+from fedblend.core import Down, Info, Key, PyTree, Sender, Shard
 from fedblend.errors import SettingError
-from fedblend.simulation import evaluate, rounds
+from fedblend.simulation import devices, evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
-from fedblend.simulation.chunks import Cut
-from fedblend.simulation.compile import Program, Programs, Spread
+from fedblend.simulation.compile import Initial, Program, Programs, Spread
+from fedblend.simulation.devices import Cut
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.rounds import Members, Shapes
-from fedblend.simulation.watch import Watch
+from fedblend.simulation.host import Watch
+from fedblend.simulation.rounds import Members, Settings, Shapes
+from fedblend.simulation.stores.device_store import Slots
 
 
-class Engine(Programs):
-    """The compiled parts of one simulation."""
+class Engine:
+    """The arguments of one simulation that never change, and its programs.
+
+    ``sweep``, ``keys``, ``inits`` and ``places`` are the axes of replicas that the
+    swept values, the keys, the initial parameters and the starts of rows have: 0, or
+    None where all replicas share them. Without a mesh there is one device. Arrays
+    outside of spread programs, but for the states of a block, lie on the first device
+    of this process.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        key: Key,
+        over: PyTree | None,
+        initial: Initial,
+        examples: dict[str, PyTree],
+        central: Shard | None,
+        own_rows: bool,
+        replicas: int | None,
+        rounds: int,
+        mesh: Mesh | None = None,
+    ):
+        self.mesh = devices.mesh_of(jax.local_devices()[:1]) if mesh is None else mesh
+        width = self.mesh.shape[devices.CLIENTS]
+        self.settings = settings._replace(width=width)
+        self.key, self.over, self.initial = key, over, initial
+        self.examples, self.central, self.replicas = examples, central, replicas
+        self.sweep = 0 if over is not None else None
+        self.keys = 0 if key.ndim else None
+        self.inits = 0 if initial.each else None
+        self.places = 0 if own_rows else None
+        self.placed = Members(None, None, self.places, None, None, None)  # type: ignore
+        self.rounds = rounds
+        self.programs = Programs(
+            self.settings,
+            (over, key),
+            (self.sweep, self.keys),
+            replicas,
+            self.mesh,
+            rounds,
+            self._lasting,
+        )
+        lie = devices.sharding(self.mesh, None if replicas is None else 1, 0)
+        self.slots, processes = Slots(width, lie), jax.process_count()
+        if processes > 1:
+            # Replicas that processes have to themselves leave them nothing to share.
+            processes = 1 if width % processes else processes
+            whole = devices.sharding(self.mesh, None, None)
+            self.slots = Slots(width, lie, processes, whole)
+
+    def _lasting(self) -> list[PyTree]:
+        drawn = vars(self.initial).get("params")
+        return [drawn, self.central, *self.examples.values()]
+
+    def of_replicas(self, places: slice | int) -> "Engine":
+        """The engine of some replicas, or without replicas that of a single one.
+
+        What it compiles serves all engines for as many replicas of this one.
+        """
+
+        def own(tree: PyTree, axis: int | None) -> PyTree:
+            return tree if axis is None else trees.take(tree, places)
+
+        several = isinstance(places, slice)
+        key = own(self.key, self.keys)
+        params = own(self.initial.params, self.inits)
+        found = Engine(
+            self.settings,
+            key=key,
+            over=own(self.over, self.sweep),
+            initial=Initial(params, key, each=several and self.inits == 0),
+            examples=self.examples,
+            central=self.central,
+            own_rows=several and self.places == 0,
+            replicas=len(range(self.replicas or 1)[places]) if several else None,
+            rounds=self.rounds,
+        )
+        shared = self.programs.compiled
+        name = f"of {found.replicas} replicas"
+        found.programs.compiled = shared.setdefault(name, {})
+        return found
+
+    def place_plan(self, plan: Members) -> Members:
+        """The members of a block's rounds on their devices."""
+        return devices.placed(plan, devices.sharding(self.mesh, self.keys, 1))
+
+    def _turns(self, cut: Cut, together: bool = False) -> np.ndarray | None:
+        """The chunks of each group of a device; all devices take as many ``together``.
+
+        They must where states move between them, whatever chunks of padding cost.
+        """
+        if cut.groups == 1:
+            return None
+        if not together:
+            return cut.turns
+        width = self.settings.width
+        return np.tile(cut.turns.reshape(width, -1).max(axis=0), width)
 
     def shapes(self, member: Members) -> Shapes:
         """What server and clients of one replica exchange; nothing is computed."""
@@ -91,11 +189,11 @@ class Engine(Programs):
 
         ``train`` are the rows that the members' places are in.
         """
-        arguments = (self.params, train, members, self._turns(cut))
+        arguments = (self.initial.params, train, members, self._turns(cut))
         axes = (self.inits, None, self.placed, None)
         spread = Spread((None, None, 0, 0), (None, 0), stay=1)
         program = Program("enroll", rounds.enroll, axes, (0, 1), spread=spread)
-        return self._call(program, arguments)
+        return self.programs.call(program, arguments)
 
     def start(self, joined: RunningSum) -> tuple[PyTree, PyTree]:
         """The server's first message, and its state."""
@@ -104,8 +202,10 @@ class Engine(Programs):
             aggregate = finish(joined, settings.everyone)
             return rounds.start(settings, hyper, root, params, aggregate, central)
 
-        arguments = (self.params, joined, self.central)
-        return self._call(Program("start", begin, (self.inits, 0, None), 0), arguments)
+        arguments = (self.initial.params, joined, self.central)
+        return self.programs.call(
+            Program("start", begin, (self.inits, 0, None), 0), arguments
+        )
 
     def block(
         self,
@@ -120,7 +220,9 @@ class Engine(Programs):
     ) -> tuple[tuple[Down, PyTree], PyTree, rounds.Log]:
         """Some rounds; the states are given up to the call."""
         program, arguments = self._block(shapes, states, plan, train, cut)
-        return self._call(program, (carry, *arguments, np.int32(first), np.int32(last)))
+        return self.programs.call(
+            program, (carry, *arguments, np.int32(first), np.int32(last))
+        )
 
     def begin_block(
         self, shapes: Shapes, carry: Any, states: PyTree, plan: Members, cut: Cut
@@ -128,7 +230,7 @@ class Engine(Programs):
         """Begin to compile ``block``, while others are; ``carry`` has shapes only."""
         train = self.examples["train"]
         program, arguments = self._block(shapes, states, plan, train, cut)
-        self._begin(program, (carry, *arguments, np.int32(0), np.int32(0)))
+        self.programs.begin(program, (carry, *arguments, np.int32(0), np.int32(0)))
 
     def _block(
         self, shapes: Shapes, states: PyTree, plan: Members, train: PyTree, cut: Cut
@@ -157,13 +259,13 @@ class Engine(Programs):
         arguments = (down, states, examples, members, places)
         placed = dict.fromkeys(places, (self.places, None))
         axes = (0, 1, None, self.placed if members else None, placed)
-        return self._call(Program("measure", asked.measure, axes, 0), arguments)
+        return self.programs.call(Program("measure", asked.measure, axes, 0), arguments)
 
     def personal(self, down: Down, state: PyTree, shard: Shard) -> PyTree:
         """The model of one client."""
         placed: Any = Shard(None, self.places, None, None, shard.capacity)  # type: ignore
         program = Program("personal", evaluate.personal, (0, 0, placed), 0)
-        return self._call(program, (down, state, shard))
+        return self.programs.call(program, (down, state, shard))
 
     def info(self, states: PyTree) -> Info:
         """The diagnostics of clients whose states are stacked."""

@@ -324,8 +324,23 @@ class Evaluation:
             trees.take(values, (replica, slice(len(self.ids))))
             for replica in range(self.replicas or 1)
         ]
-        for replica, measured in enumerate(found if alone else ()):
-            reference = alone[replica if len(alone) > 1 else 0]
-            for split, models in measured.items():
-                models["local"] = reference[split]["personal"]
-        return found
+        return with_local(found, alone)
+
+
+def with_local(
+    measured: Sequence[Measured], alone: Sequence[Measured]
+) -> list[Measured]:
+    """What was measured in each replica, with training alone as the model "local".
+
+    ``alone`` has an entry for each replica, one for all of them, or none.
+    """
+    several = len(alone) > 1
+    return [
+        {
+            split: {**models, "local": alone[several * place][split]["personal"]}
+            for split, models in of.items()
+        }
+        if alone
+        else of
+        for place, of in enumerate(measured)
+    ]

@@ -30,7 +30,7 @@ from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.metrics import Measure, Metric, as_metrics
-from fedblend.simulation import large_constants
+from fedblend.simulation import lowering
 from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
 from fedblend.stats.gains import Evidence, Measured, harms
@@ -164,4 +164,4 @@ def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyT
 
         return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
 
-    return large_constants.jit(all_of_them, 0)(fixed, examples, places, each)
+    return lowering.jit(all_of_them, 0)(fixed, examples, places, each)

@@ -22,9 +22,9 @@ from fedblend.simulation import devices
 from fedblend.simulation.cohort_loader import Clients, Plan
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
+from fedblend.simulation.host import Worker
 from fedblend.simulation.rounds import Log
 from fedblend.simulation.sampling import Cohorts
-from fedblend.simulation.threads import Worker
 
 AHEAD_SECONDS = 2.0
 """The longest block after which the next one is begun before anybody asks for it."""
@@ -98,7 +98,7 @@ class Pipeline:
         ``carry`` is (down, server). Also returns how long the block took, if it was
         begun ahead.
         """
-        begun, parts = self._engine.clock(), []
+        begun, parts = self._engine.programs.clock(), []
         while first < last:
             part = self._take(carry, first, last)
             part = part or self._begin(carry, self._planned(first, last), first, last)
@@ -113,7 +113,7 @@ class Pipeline:
         both = zip(parts, logs, strict=True)
         entries = [part.entry._replace(log=log) for part, log in both]
         seconds = parts[0].seconds if len(parts) == 1 else None
-        self._latest = seconds or self._engine.clock() - begun
+        self._latest = seconds or self._engine.programs.clock() - begun
         return carry, entries, seconds
 
     @property

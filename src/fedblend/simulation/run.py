@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulation in progress: its blocks of rounds, its records, its results."""
 
+import copy
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from fedblend.simulation import devices
 from fedblend.simulation.cohort_loader import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
 from fedblend.simulation.engine import Engine
-from fedblend.simulation.evaluate import Evaluation
+from fedblend.simulation.evaluate import Evaluation, with_local
 from fedblend.simulation.pipeline import Entry, Pipeline
 from fedblend.simulation.result import (
     Bits,
     Budget,
+    Measures,
+    Models,
     Record,
     Results,
     costs,
@@ -100,7 +104,7 @@ class Run(Results):
     @property
     def params(self) -> PyTree:
         """The initial parameters."""
-        return self._engine.params
+        return self._engine.initial.params
 
     def wait(self) -> None:
         """Until the device rests: it may compute the next block while nobody asks."""
@@ -170,7 +174,7 @@ class Run(Results):
     @property
     def compile_seconds(self) -> float:
         """Seconds that compiling took."""
-        return self._engine.compile_seconds
+        return self._engine.programs.compile_seconds
 
     @property
     def measured_ids(self) -> np.ndarray:
@@ -287,7 +291,60 @@ class Run(Results):
 
         Before the run begins; its ``over`` has other values, of the same shapes.
         """
-        self._engine.compiled = other._engine.compiled
+        self._engine.programs.compiled = other._engine.programs.compiled
+
+    def of_replicas(self, places: slice | int, local: "Run | None" = None) -> "Run":
+        """Some replicas of this completed run, as a run of their own.
+
+        A sweep runs all its values as replicas of one simulation: the replicas of one
+        value are what a run of that value alone would be.
+
+        Args:
+            places: of the replicas; a number makes a run without replicas.
+            local: training alone to compare them with, with as many replicas; this
+                run was not compared with any.
+        """
+        found = copy.copy(self)
+        found._engine = engine = self._engine.of_replicas(places)
+        found._clients = self._clients.of_replicas(places)
+        found._evaluation = dataclasses.replace(
+            self._evaluation, replicas=engine.replicas
+        )
+        found._local, found.replicas = local, engine.replicas
+        found.key, found.over = engine.key, engine.over
+        found.down, found.server, found._rows = trees.take(
+            (self.down, self.server, self._rows), places
+        )
+        numbers = np.atleast_1d(np.arange(self.replicas or 1)[places]).tolist()
+        share = len(numbers) / (self.replicas or 1)
+        engine.programs.compile_seconds = share * self.compile_seconds
+        found.measure_seconds = share * self.measure_seconds
+        found._logs = [self._logs[number] for number in numbers]
+        alone = [] if local is None else local.complete().measured
+        measured = [self.measured[number] for number in numbers if self.measured]
+        found.measured = with_local(measured, alone)
+        records = [
+            [
+                found._share_of(record[number], share, place)
+                for place, number in enumerate(numbers)
+            ]
+            for record in self.records
+        ]
+        single = found.replicas is None
+        found.records = [each[0] if single else each for each in records]
+        return found
+
+    def _share_of(self, record: Record, share: float, place: int) -> Record:
+        """A record of a replica with its share of the seconds, and training alone."""
+        measures, asked = record.measures, self._evaluation
+        if self._local is not None:
+            last = spreads(self.measured[place], asked.counts, asked.metrics)
+            measures = Measures(
+                (split, Models({**models, "local": last[split]["local"]}))
+                for split, models in measures.items()
+            )
+        seconds = share * record.seconds
+        return dataclasses.replace(record, seconds=seconds, measures=measures)
 
     def _ready(self) -> "Run":
         return self.complete() if self.down is None else self
@@ -296,25 +353,25 @@ class Run(Results):
         return values if self.replicas is None else trees.take(values, replica)
 
     def _begin(self) -> None:
-        begun = self._engine.clock()
-        if self.rounds and not self._engine.compiled and devices.beside_host():
+        begun = self._engine.programs.clock()
+        if self.rounds and not self._engine.programs.compiled and devices.beside_host():
             self._pipeline.begin_compiling()
         joined = self._clients.enroll_first()
         if self._clients.joins:
             for log in self._logs:
                 log.join(np.arange(self._clients.number))
         self.down, self.server = self._engine.start(joined)
-        self._record(0, self._engine.clock() - begun)
+        self._record(0, self._engine.programs.clock() - begun)
 
     def _advance(self) -> None:
-        begun = self._engine.clock()
+        begun = self._engine.programs.clock()
         first, last = self.round, min(self.round + self.every, self.rounds)
         until = min(last + self.every, self.rounds)
         carry = (self.down, self.server)
         carry, entries, seconds = self._pipeline.advance(carry, first, last, until)
         self.down, self.server = carry
         self.round = last
-        seconds = self._engine.clock() - begun if seconds is None else seconds
+        seconds = self._engine.programs.clock() - begun if seconds is None else seconds
         self._record(last - first, seconds, entries)
 
     def _measure(self) -> None:
@@ -323,10 +380,10 @@ class Run(Results):
         if not asked.metrics:
             return
         alone = () if self._local is None else self._local.complete().measured
-        begun = self._engine.clock()
+        begun = self._engine.programs.clock()
         values, self._rows = self._pipeline.measured(self.down)
         self.measured = asked.by_replica(values, alone)
-        self.measure_seconds += self._engine.clock() - begun
+        self.measure_seconds += self._engine.programs.clock() - begun
 
     def _record(
         self, rounds: int, seconds: float, entries: Sequence[Entry] = ()

@@ -24,6 +24,7 @@ from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators, devices, sampling
 from fedblend.simulation.aggregators import Reduction
 from fedblend.simulation.cohort_loader import Clients
+from fedblend.simulation.compile import Initial
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation, one_for_all
 from fedblend.simulation.rounds import Settings
@@ -166,7 +167,7 @@ def set_up(spec: RunSpec) -> Run:
     own_params = callable(params) and bool(key.ndim)
     if not callable(params):
         _check_params(params)
-    initial = Engine.initially(params, key, own_params)
+    initial = Initial(params, key, own_params)
     if callable(params):
         _check_params(initial.shapes)
     each = trees.size(initial.shapes) // (len(key) if own_params else 1)
@@ -201,8 +202,7 @@ def set_up(spec: RunSpec) -> Run:
         settings,
         key=key,
         over=spec.over,
-        params=initial,
-        own_params=own_params,
+        initial=initial,
         examples=rows.examples,
         central=spec.central,
         own_rows=len(federations) > 1,

@@ -17,9 +17,9 @@ import optax
 import fedblend as fb
 from fedblend.data.dataset import generator
 from fedblend.data.federated import Shards
-from fedblend.simulation.communication import client_flops
 from fedblend.transforms import central_loss, partial_correction
 from fedblend_reproductions.datasets import movielens
+from fedblend_reproductions.mixed.operations import client_flops
 from fedblend_reproductions.mixed.task import How, Method, Task, simulated
 
 RATE = 0.25

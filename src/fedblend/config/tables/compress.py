@@ -6,7 +6,8 @@ Where ``start`` is not given, DIANA's memories start at the first gradient if th
 message that this takes is at most a seventh of what a client sends in the run: if it
 answers at least ``7 (omega + 1)`` times, since a dense message has as many entries as
 omega + 1 answers of rand-k. Bounds are the same for both starts, so that the factor is
-measured: ``benchmarks/diana_start.py``. With ``masks = "one"`` they start at zero.
+measured: ``reproductions/studies/diana_start.py``. With ``masks = "one"`` they start at
+zero.
 """
 
 from collections.abc import Mapping

@@ -16,17 +16,18 @@ from pathlib import Path
 
 from fedblend.checks import words
 from fedblend.core import PyTree
-from fedblend.simulation import memory
-from fedblend.simulation.stores.cached_store import CACHE_SHARE, HostStore
+from fedblend.errors import UserError
+from fedblend.simulation import host
 from fedblend.simulation.stores.device_store import ONE_DEVICE, DeviceStore, Slots
 from fedblend.simulation.stores.disk_store import DiskStore
+from fedblend.simulation.stores.host_store import CACHE_SHARE, HostStore
 
 DEVICE_SHARE = 0.5
 """Of the device's free memory, for states: a block and measuring need the rest."""
 HOST_SHARE = 0.8
 """Of the host's free memory, for states."""
 
-Store = DeviceStore | HostStore
+Store = DeviceStore | HostStore | DiskStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ def choose(
         free_device: bytes free on the device; None where it has the host's memory.
         free_host: bytes free in memory.
     """
-    size = clients * memory.bytes_of(template)
+    size = clients * host.bytes_of(template)
     here = free_host if free_device is None else free_device
     if size <= DEVICE_SHARE * here:
         return "device"
@@ -83,8 +84,13 @@ def open_store(
     how buffers lie on devices.
     """
     words("auto", "device", "host", "disk")("store", kind)
+    if slots.whole is not None:
+        if kind not in ("auto", "device"):
+            allowed = "auto or device, where several processes share a run"
+            raise UserError("store", kind, allowed)
+        kind = "device"
     if kind == "auto":
-        free = memory.free_device(), memory.free_host()
+        free = host.free_device(), host.free_host()
         kind = choose(template, clients, *free)
     if kind == "disk":
         return DiskStore(template, clients, folder, slots)

@@ -6,7 +6,7 @@ A buffer is given up to the function that changes it, so that it is there only o
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,29 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree
-from fedblend.simulation.devices import as_bits, from_bits
+from fedblend.simulation.devices import as_bits, from_bits, local
 
 
 class Slots(NamedTuple):
-    """How the slots of a buffer lie on devices: ``width`` of them have as many each."""
+    """How the slots of a buffer lie on devices: ``width`` of them have as many each.
+
+    Where several ``processes`` share the devices, client i is on one of process
+    i mod P, and what all of them read lies as ``whole``.
+    """
 
     width: int = 1
     sharding: jax.sharding.Sharding | None = None
+    processes: int = 1
+    whole: jax.sharding.Sharding | None = None
 
     def number(self, least: int) -> int:
         """So many slots at least, evenly shared."""
         return least + -least % self.width
+
+    def of(self, ids: np.ndarray, clients: int) -> np.ndarray:
+        """Where the states of these clients are, in a buffer for all clients."""
+        part = self.number(clients) // self.processes
+        return ids % self.processes * part + ids // self.processes
 
     def zeros(self, template: PyTree, least: int) -> PyTree:
         """A buffer of so many states like ``template``, at least."""
@@ -74,7 +85,11 @@ def padded(slots: np.ndarray, length: int, beyond: int) -> np.ndarray:
 
 
 class DeviceStore:
-    """All states on the device; a block sees all of them."""
+    """All states on the devices, of all processes; a block sees all of them.
+
+    Every process calls every method, with the same arguments, and gets the same
+    answers; only states that stay on devices differ.
+    """
 
     kind, eager = "device", True
 
@@ -82,6 +97,11 @@ class DeviceStore:
         self.states = slots.zeros(template, clients)
         self.known = np.zeros(clients, bool)
         self._template, self._slots = template, slots
+        self._extract, self._insert = extract, insert
+        if slots.whole is not None:
+            lie: Any = slots.sharding
+            self._extract = jax.jit(extract, out_shardings=slots.whole)
+            self._insert = jax.jit(insert, out_shardings=lie, donate_argnums=0)
 
     def stage(self, ids: np.ndarray, room: int) -> None:
         """Nothing needs to be brought."""
@@ -96,7 +116,7 @@ class DeviceStore:
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
         """Where the states of these clients are."""
-        return ids
+        return self._slots.of(np.asarray(ids), len(self.known))
 
     def save(self, ids: np.ndarray, states: PyTree) -> None:
         """Take back what ``load`` gave."""
@@ -105,31 +125,40 @@ class DeviceStore:
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked."""
-        return extract(self.states, np.asarray(ids, np.int32))
+        found = self._extract(self.states, self.slots(ids).astype(np.int32))
+        return found if self._slots.whole is None else local(found)
 
     def write(self, ids: np.ndarray, states: PyTree) -> None:
         """Set the states of these clients, which are the first ones of ``states``."""
         self.known[ids] = True
         for leaf in jax.tree.leaves(states)[:1]:
-            slots = padded(ids, len(leaf), self._slots.number(len(self.known)))
-            self.states = insert(self.states, slots, states)
+            beyond = self._slots.number(len(self.known))
+            slots = padded(self.slots(ids), len(leaf), beyond)
+            self.states = self._insert(self.states, slots, states)
 
     def snapshot(self) -> PyTree:
-        """What a checkpoint has to hold: no slots that only make devices even."""
-        clients = len(self.known)
-        states = self.states
-        if self._slots.number(clients) > clients:
+        """What a checkpoint has to hold, by client: no slots that only fill devices."""
+        clients, states = len(self.known), self.states
+        if self._slots.whole is not None:
+            states = self.gather(np.arange(clients))
+        elif self._slots.number(clients) > clients:
             states = trees.take(states, slice(clients))
         return {"states": states, "known": self.known}
 
     def template(self, changed: int) -> PyTree:
         """The shapes of a snapshot, given how many clients the last block changed."""
         del changed
-        return self.snapshot()
+        states = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (len(self.known), *leaf.shape), leaf.dtype
+            ),
+            self._template,
+        )
+        return {"states": states, "known": self.known}
 
     def restore(self, snapshot: PyTree) -> None:
         """Go back to a snapshot."""
+        everybody = np.arange(len(self.known))
+        self.states = self._slots.zeros(self._template, len(everybody))
+        self.write(everybody, jax.tree.map(np.asarray, snapshot["states"]))
         self.known = np.array(snapshot["known"])
-        self.states = self._slots.zeros(self._template, len(self.known))
-        everybody = np.arange(len(self.known), dtype=np.int32)
-        self.states = insert(self.states, everybody, snapshot["states"])

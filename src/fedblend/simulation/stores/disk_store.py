@@ -29,14 +29,14 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree
-from fedblend.simulation.stores.cached_store import HostStore, fetch
 from fedblend.simulation.stores.device_store import ONE_DEVICE, Slots
+from fedblend.simulation.stores.host_store import HostStore
 
 
-class DiskStore(HostStore):
+class DiskStore:
     """All states in memory-mapped files; changes of a block wait to be written."""
 
-    kind = "disk"
+    kind, eager = "disk", False
 
     def __init__(
         self,
@@ -50,16 +50,14 @@ class DiskStore(HostStore):
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.stamp = Stamp(self.folder)
-        self._template, self._slots = template, slots
         leaves, structure = jax.tree.flatten(template)
         files = [
             self._open(number, (clients, *leaf.shape), np.dtype(leaf.dtype))
             for number, leaf in enumerate(leaves)
         ]
         self.states = jax.tree.unflatten(structure, files)
-        self.known = np.zeros(clients, bool)
         self.pending: tuple[np.ndarray, list[Future]] | None = None
-        self._open_buffer()
+        self._cache = HostStore(template, clients, slots, self.states)
 
     def _open(self, number: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         path = self.folder / f"{number}.npy"
@@ -73,43 +71,50 @@ class DiskStore(HostStore):
         fresh = np.lib.format.open_memmap(path, mode="w+", dtype=held, shape=shape)
         return fresh.view(dtype)
 
+    @property
+    def known(self) -> np.ndarray:
+        """Which clients are enrolled."""
+        return self._cache.known
+
+    def stage(self, ids: np.ndarray, room: int) -> None:
+        """Begin to bring the rows that a block of these clients will need."""
+        self._cache.stage(ids, room)
+
     def reserve(self, ids: np.ndarray, room: int) -> None:
         """Give all of these clients a slot; what waited now goes to the files."""
         if self.pending is not None:
-            job = self._leaving.submit(self._flush, *self.pending)
-            self._on_the_way.append((self.pending[0], job))
+            self._cache.take_away(self.pending[0], self._flush, *self.pending)
             self.pending = None
-        super().reserve(ids, room)
+        self._cache.reserve(ids, room)
+
+    def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
+        """The buffer that a block runs on, and the slot of each id."""
+        self.reserve(ids, room)
+        return self._cache.load(ids, room)
 
     def _flush(self, ids: np.ndarray, rows: list[Future]) -> None:
         self.stamp.write(self.stamp.count + 1)
-        for group, job in zip(self._groups(ids), rows, strict=True):
-            self._take_back(group, job.result())
-
-    def _let_go(self, ids: np.ndarray) -> None:
-        """The files have these rows, or are about to."""
-
-    def _release(self, ids: np.ndarray) -> None:
-        """The system keeps of the files what it likes."""
+        for group, job in zip(self._cache.groups(ids), rows, strict=True):
+            self._cache.take_back(group, job.result())
 
     def save(self, ids: np.ndarray, states: PyTree) -> None:
         """Take back the buffer, and keep apart what the block changed."""
-        self._buffer = states
+        self._cache.save(ids, states)
         members = np.unique(ids)
-        jobs = [
-            self._leaving.submit(fetch, self._rows_of(group))
-            for group in self._groups(members)
-        ]
-        self.pending = members, jobs
+        self.pending = members, self._cache.fetch_groups(members)
+
+    def gather(self, ids: np.ndarray) -> PyTree:
+        """The states of these clients, stacked, on the device."""
+        return self._cache.gather(ids)
 
     def write(self, ids: np.ndarray, states: PyTree) -> None:
         """Set the states of these clients; from now on the files are this run's."""
         self.stamp.claim()
-        super().write(ids, states)
+        self._cache.write(ids, states)
 
     def snapshot(self) -> PyTree:
         """What a checkpoint has to hold: the last block's rows, and who is known."""
-        self._leaving.wait()
+        self._cache.wait()
         jax.tree.map(lambda leaf: leaf.flush(), self.states)
         self.stamp.claim()
         facts = self._facts()
@@ -118,7 +123,7 @@ class DiskStore(HostStore):
         ids, jobs = self.pending
         groups = [
             trees.take(job.result(), slice(len(group)))
-            for group, job in zip(self._groups(ids), jobs, strict=True)
+            for group, job in zip(self._cache.groups(ids), jobs, strict=True)
         ]
         return {**facts, "ids": ids, "rows": trees.concatenate(groups)}
 
@@ -139,13 +144,12 @@ class DiskStore(HostStore):
 
     def restore(self, snapshot: PyTree) -> None:
         """Write the last block's rows again; the files may have got that far."""
-        self._leaving.wait()
+        self._cache.wait()
         count = int(snapshot["count"])
         waits = "ids" in snapshot
         self.stamp.adopt(snapshot["run"], count, count + waits)
-        self.known = np.array(snapshot["known"])
         self.pending = None
-        self._open_buffer()
+        self._cache.clear(np.array(snapshot["known"]))
         if waits:
             self.write(np.array(snapshot["ids"]), snapshot["rows"])
             self.stamp.write(count + 1)

@@ -8,7 +8,7 @@ layer normalization), rounds and local steps; each has its rate chosen on valida
 rows, by the mean accuracy of what clients deploy after the last round. Test rows are
 looked at once. FEMNIST needs ``FEDBLEND_DATA``.
 
-python benchmarks/partial_presets.py [digits | femnist]
+python partial_presets.py [digits | femnist]
 """
 
 import sys

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does ``fedblend plan`` name the cheapest solver and 1/p? 4 datasets, 5 prices.
 
-    python benchmarks/plan_prices.py [--sets a6a ijcnn1] [--rows 1000] [--out FILE]
+    python plan_prices.py [--sets a6a ijcnn1] [--rows 1000] [--out FILE]
         [--solvers locodl] [--prices 1:0 1:1]
 
 A dense search runs every solver, with more k of rand-k and more copies than a plan

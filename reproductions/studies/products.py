@@ -8,7 +8,7 @@ the test accuracy of the shared model after the last round, mean and standard de
 over the seeds, and the mean of the paired differences to JAX's own products. A CPU
 rounds to bfloat16 as a GPU does, so this needs no GPU; time is not measured.
 
-    PYTHONPATH=src python benchmarks/products.py
+    PYTHONPATH=src python products.py
 """
 
 import argparse

@@ -12,8 +12,8 @@ by a quarter, with 10 clients that all take part in every round. Three tables:
   FFA-LoRA and RoLoRA.
 - noise: how much of the change of a round is noise of differential privacy.
 
-python benchmarks/lora_aggregation.py            about three minutes on two cores
-python benchmarks/lora_aggregation.py --small    a few seconds, other figures
+python lora_aggregation.py            about three minutes on two cores
+python lora_aggregation.py --small    a few seconds, other figures
 """
 
 import argparse

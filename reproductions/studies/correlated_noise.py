@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise of BLT strategies beside the binary tree and independent noise, equal epsilon.
 
-``python benchmarks/correlated_noise.py [errors] [digits] [femnist]`` prints the figures
+``python correlated_noise.py [errors] [digits] [femnist]`` prints the figures
 of docs/privacy.md; without words all of them. FEMNIST is where FEDBLEND_DATA says.
 
 errors: the mean and the largest expected squared error over rounds at equal epsilon,

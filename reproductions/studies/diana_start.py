@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DIANA's start and step: numbers sent until f~ - f~* <= 1e-8, against descent.
 
-    python benchmarks/diana_start.py [a6a mushrooms ...] [--seeds 5] [--k 1 2]
+    python diana_start.py [a6a mushrooms ...] [--seeds 5] [--k 1 2]
 
 50 contiguous clients, alpha 1, lambda 0.1, no intercept, from x_avg, rand-k, float64.
 For h_i = 0 and for h_i = the first gradient (its dense message counted), the rounds

@@ -7,7 +7,7 @@ folds choose for all clients; the shared model is that of all rows; the arm of a
 mixes the shared model with the client's own. The rule of ``fb.choose`` was fixed here
 with seeds 0 to 39, and without the federations of NEW.
 
-    python benchmarks/guard_generated.py --first 200 --seeds 12
+    python guard_generated.py --first 200 --seeds 12
 
 A line has harm as a fraction of what the better alternative costs, mean over clients:
 of the best fixed alpha in hindsight, of what clients deploy (with its standard error),

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whom do lying clients harm? A fifth of the clients attack; honest ones are measured.
 
-    python benchmarks/robustness.py measure --sets digits
-    python benchmarks/robustness.py measure --sets mnist --methods FedAvg APFL
-    python benchmarks/robustness.py page
+    python robustness.py measure --sets digits
+    python robustness.py measure --sets mnist --methods FedAvg APFL
+    python robustness.py page
 
 ``measure`` writes docs/results/robustness/*.json (what is there already is not computed
 again), ``page`` the page docs/results/robustness.md and the tables of
@@ -66,10 +66,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import binom
-
-import fedblend as fb
-from fedblend import trees
 from nobody_harmed import (
     all_rows,
     discoveries,
@@ -80,6 +76,10 @@ from nobody_harmed import (
     some_classes,
     worst_tenth,
 )
+from scipy.stats import binom
+
+import fedblend as fb
+from fedblend import trees
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "robustness"
@@ -460,7 +460,7 @@ LABELS = {"digits": "digits, 3 classes a client", "mnist": "MNIST, clients alike
 INTRODUCTION = """\
 # Results: robustness
 
-Written by `python benchmarks/robustness.py page` from the JSON files in
+Written by `python robustness.py page` from the JSON files in
 `docs/results/robustness`; the script's first lines say what is measured, and
 [Clients that lie](../robustness.md) what follows.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedEM, HypCluster, FedALA, FedDBE and kNN-Per beside FedAvg and local training.
 
-python benchmarks/personal_family.py [--rounds 60] [--seeds 3]
+python personal_family.py [--rounds 60] [--seeds 3]
 
 Digits, 20 clients with three classes each, a perceptron of 32, test rows of every
 client. Every method has the rate, of three, with the best mean on validation rows.

@@ -7,7 +7,7 @@ one is trained by ``fb.train_alone`` at its rate and with a tuned one, and by a 
 of all rates and all rounds up to ten times those of the run; the best mean accuracy on
 the same validation rows is what either could have found.
 
-    python benchmarks/train_alone.py rare digits femnist mnist
+    python train_alone.py rare digits femnist mnist
 
 Needs MNIST and FEMNIST where FEDBLEND_DATA says; one problem takes a minute or more.
 """

@@ -6,7 +6,7 @@ Tables with natural clients, as CSV files of a folder, which are not shipped: se
 for their columns. Linear regression by APFL, half of every client's rows are test rows.
 Targets have variance 1. Prints a line for each table and way:
 
-    python benchmarks/guard_tables.py FOLDER --seeds 0 1
+    python guard_tables.py FOLDER --seeds 0 1
 
 "plain" harm is the mean over clients of what the test rows say; their noise alone makes
 it positive, so that it is too large. "halved" takes one half of the rows to say who is
@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from nobody_harmed import discoveries
 from scipy.stats import ttest_1samp
 
 from fedblend.config.config import check
 from fedblend.runs.guard import guard_config
 from fedblend.selection.average_arms import measured
 from fedblend.selection.choose import GRID
-from nobody_harmed import discoveries
 
 TABLES = {
     "school_ilea": ("school", "exam_score", ["bias"]),

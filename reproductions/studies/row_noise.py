@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What noise for rows costs: accuracy and time of a round, by data and noise.
 
-    python benchmarks/row_noise.py [--seeds 3] [--only digits]
+    python row_noise.py [--seeds 3] [--only digits]
 
 FedAvg without noise, clipped, and with noise of several sizes in ``row_noise``, each at
 the better of two rates on validation rows. Every line is a mean over seeds, which draw

@@ -8,8 +8,8 @@ float64, from 0, until ``f - f* <= 1e-8 (f(0) - f*)``; f* by Newton's method in 
 client sends and receives, in numbers of 64 bits, without enrollment. ``+1`` adds a
 column of ones, an intercept, to the data::
 
-    python benchmarks/local_training.py rounds [a6a a6a+1 mushrooms+1 w6a ijcnn1]
-    python benchmarks/local_training.py both [a6a+1]
+    python local_training.py rounds [a6a a6a+1 mushrooms+1 w6a ijcnn1]
+    python local_training.py both [a6a+1]
 """
 
 import sys

@@ -15,7 +15,7 @@ own changes are in the buffer alone until a row leaves; whoever reads (``gather`
 """
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,7 +24,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from fedblend.core import PyTree
-from fedblend.simulation import memory
+from fedblend.simulation import host
+from fedblend.simulation.host import LARGE, Worker, read_rows, write_rows
 from fedblend.simulation.stores.device_store import (
     ONE_DEVICE,
     Slots,
@@ -32,7 +33,6 @@ from fedblend.simulation.stores.device_store import (
     insert,
     padded,
 )
-from fedblend.simulation.threads import LARGE, Worker, read_rows, write_rows
 
 CACHE_SHARE = 0.8
 """Of the device's free memory, for the buffer of a store that is elsewhere."""
@@ -45,30 +45,46 @@ BRINGING = 2
 class HostStore:
     """All states in memory; a buffer on the device holds those lately used.
 
-    The memory of a state in the buffer is given back where that is worth it.
+    The memory of a state in the buffer is given back where that is worth it. A store
+    with ``files`` for states leaves it to its owner what is written there, and when.
     """
 
     kind, eager = "host", False
 
-    def __init__(self, template: PyTree, clients: int, slots: Slots = ONE_DEVICE):
+    def __init__(
+        self,
+        template: PyTree,
+        clients: int,
+        slots: Slots = ONE_DEVICE,
+        files: PyTree = None,
+    ):
         self._template, self._slots = template, slots
-        self.known = np.zeros(clients, bool)
-        self.states = jax.tree.map(
-            lambda leaf: _pages((clients, *leaf.shape), np.dtype(leaf.dtype)), template
-        )
-        self._open_buffer()
+        self._in_memory = files is None
+        self.states = files
+        if files is None:
+            self.states = jax.tree.map(
+                lambda leaf: _pages((clients, *leaf.shape), np.dtype(leaf.dtype)),
+                template,
+            )
+        self.clear(np.zeros(clients, bool))
 
-    def _open_buffer(self) -> None:
+    def clear(self, known: np.ndarray) -> None:
+        """Nothing is in the buffer; these clients have states in memory or files."""
+        self.known = known
         self._bringing, self._leaving = Worker(BRINGING), Worker()
         self._on_the_way: list[tuple[np.ndarray, Future]] = []
         self._buffer: Any = None
-        self._slot_of = np.full(len(self.known), -1, np.int32)
+        self._slot_of = np.full(len(known), -1, np.int32)
         self._staged: tuple[np.ndarray, list[Future]] = (np.zeros(0, int), [])
+
+    def wait(self) -> None:
+        """Wait until all rows that leave are away."""
+        self._leaving.wait()
 
     def _make_buffer(self, room: int) -> None:
         """A buffer for ``room`` clients at least, and as many as fit a device."""
-        one = max(memory.bytes_of(self._template), 1)
-        free = memory.free_device()
+        one = max(host.bytes_of(self._template), 1)
+        free = host.free_device()
         more = 0 if free is None else int(CACHE_SHARE * free) // one
         slots = self._slots.number(min(max(room, more), len(self.known)))
         self._group = max(min(GROUP_BYTES // one, room), 1)
@@ -77,7 +93,8 @@ class HostStore:
         self._used = np.zeros(slots, np.int64)
         self._clock = 0
 
-    def _groups(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+    def groups(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """These rows in groups that travel together."""
         for first in range(0, len(rows), self._group):
             yield rows[first : first + self._group]
 
@@ -92,7 +109,7 @@ class HostStore:
         away = np.concatenate([away[~waits], away[waits]])
         jobs = [
             self._bringing.submit(self._bring, group, self._group, self._before(group))
-            for group in self._groups(away)
+            for group in self.groups(away)
         ]
         self._staged = away, jobs
 
@@ -126,7 +143,7 @@ class HostStore:
             self._staged = (np.zeros(0, int), [])
             self._put(staged, [job.result() for job in jobs])
             late = np.setdiff1d(new[self.known[new]], staged)
-            groups = self._groups(late)
+            groups = self.groups(late)
             rows = (self._bring(one, self._group, self._before(one)) for one in groups)
             self._put(late, rows)
         self._clock += 1
@@ -144,24 +161,37 @@ class HostStore:
         self._owner[slots], self._slot_of[new] = new, slots
 
     def _let_go(self, ids: np.ndarray) -> None:
-        """Take the rows of clients who lose their slots away."""
-        for group in self._groups(ids):
-            job = self._leaving.submit(self._take_back, group, self._rows_of(group))
-            self._on_the_way.append((group, job))
+        """Take the rows of clients who lose their slots away; files have them."""
+        for group in self.groups(ids if self._in_memory else ids[:0]):
+            self.take_away(group, self.take_back, group, self._rows_of(group))
+
+    def take_away(
+        self, ids: np.ndarray, job: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Begin a job that writes these clients' rows; who reads them waits for it."""
+        self._on_the_way.append((ids, self._leaving.submit(job, *arguments)))
+
+    def fetch_groups(self, ids: np.ndarray) -> list[Future]:
+        """Begin to bring the rows of clients who have slots to the host."""
+        return [
+            self._leaving.submit(_fetch, self._rows_of(group))
+            for group in self.groups(ids)
+        ]
 
     def _rows_of(self, ids: np.ndarray) -> PyTree:
         """The rows of a group of clients who have slots, on the device."""
         slots = padded(self._slot_of[ids], self._group, 0)
         return extract(self._buffer, slots)
 
-    def _take_back(self, ids: np.ndarray, rows: PyTree) -> None:
+    def take_back(self, ids: np.ndarray, rows: PyTree) -> None:
+        """Write rows of the device to memory or files."""
         jax.tree.map(
-            lambda all, new: write_rows(all, new, ids), self.states, fetch(rows)
+            lambda all, new: write_rows(all, new, ids), self.states, _fetch(rows)
         )
 
     def _put(self, ids: np.ndarray, rows: Any) -> None:
         """Put rows that came, group by group, into the slots of these clients."""
-        for group, one in zip(self._groups(ids), rows, strict=True):
+        for group, one in zip(self.groups(ids), rows, strict=True):
             self._insert(group, one)
             self._release(group)
 
@@ -172,7 +202,7 @@ class HostStore:
 
     def _release(self, ids: np.ndarray) -> None:
         """Give back the memory of states that are in the buffer now."""
-        for leaf in jax.tree.leaves(self.states):
+        for leaf in jax.tree.leaves(self.states) if self._in_memory else ():
             _give_back(leaf, ids)
 
     def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
@@ -187,13 +217,13 @@ class HostStore:
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked, on the device."""
-        self._leaving.wait()
+        self.wait()
         ids = np.asarray(ids)
         slots = self._slot_of[ids]
         if (slots < 0).all():
             return self._bring(ids, len(ids))
         found = extract(self._buffer, np.maximum(slots, 0))
-        for places in self._groups(np.flatnonzero(slots < 0)):
+        for places in self.groups(np.flatnonzero(slots < 0)):
             rows = self._bring(ids[places], self._group)
             found = insert(found, padded(places, self._group, len(ids)), rows)
         return found
@@ -206,18 +236,18 @@ class HostStore:
         if (self._slot_of[ids] >= 0).all():
             self._insert(ids, states)
         else:
-            self._leaving.wait()
-            self._take_back(ids, states)
+            self.wait()
+            self.take_back(ids, states)
 
     def _write_back(self) -> None:
         """Bring the states that are in the buffer up to date in memory."""
         if self._buffer is not None:
-            for group in self._groups(self._owner[self._owner >= 0]):
-                self._take_back(group, self._rows_of(group))
+            for group in self.groups(self._owner[self._owner >= 0]):
+                self.take_back(group, self._rows_of(group))
 
     def snapshot(self) -> PyTree:
         """What a checkpoint has to hold."""
-        self._leaving.wait()
+        self.wait()
         self._write_back()
         return {"states": self.states, "known": self.known}
 
@@ -228,13 +258,12 @@ class HostStore:
 
     def restore(self, snapshot: PyTree) -> None:
         """Go back to a snapshot."""
-        self._leaving.wait()
+        self.wait()
         jax.tree.map(np.copyto, self.states, snapshot["states"])
-        self.known = np.array(snapshot["known"])
-        self._open_buffer()
+        self.clear(np.array(snapshot["known"]))
 
 
-def fetch(rows: PyTree) -> PyTree:
+def _fetch(rows: PyTree) -> PyTree:
     """Rows of a device, on the host; a GPU writes fastest to memory that is pinned."""
     for leaf in jax.tree.leaves(rows)[:1]:
         device, *others = leaf.devices() if isinstance(leaf, jax.Array) else [None]

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of Mixed FL's long claims, for several processes side by side on one GPU.
 
-    python benchmarks/mixed_parts.py OUT M4 oracle "clients alone"
-    python benchmarks/mixed_parts.py OUT M4-paper-sized parallel
-    python benchmarks/mixed_parts.py OUT M6 text movies
-    python benchmarks/mixed_parts.py OUT M8 faces                  all algorithms
-    python benchmarks/mixed_parts.py OUT M8 text one_way two_way
-    python benchmarks/mixed_parts.py OUT M9 "character model" parallel
-    python benchmarks/mixed_parts.py OUT M12 one_way
+    python mixed_parts.py OUT M4 oracle "clients alone"
+    python mixed_parts.py OUT M4-paper-sized parallel
+    python mixed_parts.py OUT M6 text movies
+    python mixed_parts.py OUT M8 faces                  all algorithms
+    python mixed_parts.py OUT M8 text one_way two_way
+    python mixed_parts.py OUT M9 "character model" parallel
+    python mixed_parts.py OUT M12 one_way
 
 Each caches what it measures where ``fedblend reproduce mixed --out OUT`` looks for
 it, which then has the rest to do, if any, and writes the pages.

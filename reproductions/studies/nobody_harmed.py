@@ -7,8 +7,8 @@ one federation, and saves what models say of every client's rows: rows held out 
 folds, and test rows of the models trained on all rows. ``decide`` makes every choice
 from these files in seconds and prints the table of docs/alpha.md, with intervals.
 
-    python benchmarks/nobody_harmed.py collect out --sets digits mnist2 --seeds 0 1 2
-    python benchmarks/nobody_harmed.py decide out --seeds 0 1 2
+    python nobody_harmed.py collect out --sets digits mnist2 --seeds 0 1 2
+    python nobody_harmed.py decide out --seeds 0 1 2
 
 Needs jax, optax and scikit-learn; MNIST and FEMNIST where FEDBLEND_DATA says.
 
