@@ -1,15 +1,30 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cohorts: drawn or dealt, fair, and a matter of seed and round alone."""
+"""Cohorts: drawn, dealt, in turns, by chance; fair, and a matter of seed and round."""
+
+import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 import fedblend as fb
 import problems
 from fedblend.errors import SettingError
-from fedblend.simulation.sampling import Strata, cohorts, dealt, drawing, plan_cohorts
+from fedblend.simulation import sampling
+from fedblend.simulation.sampling import (
+    NOBODY,
+    Strata,
+    cohorts,
+    dealt,
+    drawing,
+    in_turns,
+    plan_cohorts,
+    poisson,
+)
+from fedblend.theory.poisson import OVERFLOW, largest_cohort, overflow
 
 ROOT = jax.random.key(3)
 
@@ -141,3 +156,204 @@ def test_private_cohorts_are_drawn_by_one_process_alone(how, monkeypatch):
     plan_cohorts(fb.Cohort(3, epoch=2), 10, secret=True)  # dealt by a key
     with pytest.raises(SettingError, match="cohort: 3 of 10 clients: is drawn from"):
         plan_cohorts(some, 10, secret=True)
+
+
+on = problems.quadratics()
+descent = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))
+POISSON = fb.Cohort(2, sampling="poisson")
+OPTIONS: dict[str, Any] = {"clip": 0.15, "noise": 1.5, "cohort": 2}
+
+
+def begin(algorithm, key=0, cohort: fb.Cohort | int = POISSON, **settings):
+    usual: dict[str, Any] = {"rounds": 12, "cohort": cohort, "every": 4}
+    return fb.simulate(
+        algorithm,
+        on.params,
+        on.federated_data,
+        jax.random.key(key),
+        **usual | settings,
+    )
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_every_client_is_there_by_itself(secret):
+    """Sizes are binomial, clients equally likely, pairs independent.
+
+    Secret cohorts are new whenever the test runs: one run in a million fails.
+    """
+    drawn = poisson(ROOT, range(3000), 8, 3, 8, secret)
+    there = np.stack([(drawn == client).any(axis=1) for client in range(8)])
+    sizes = np.bincount(there.sum(axis=0), minlength=9)
+    law = 3000 * stats.binom.pmf(np.arange(9), 8, 3 / 8)
+    sizes[6] += sizes[7:].sum()
+    law[6] += law[7:].sum()
+    assert stats.chisquare(sizes[:7], law[:7]).pvalue > 1e-7
+    # Standard errors of 3000 coins, and of their correlations.
+    chance = 3 / 8
+    error = np.sqrt(chance * (1 - chance) / 3000)
+    assert np.abs(there.mean(axis=1) - chance).max() < 6 * error
+    assert np.abs(np.corrcoef(there) - np.eye(8)).max() < 6 / np.sqrt(3000)
+
+
+def test_ids_are_sorted_and_nobody_follows():
+    drawn = poisson(ROOT, range(200), 8, 3, 8)
+    for row in drawn:
+        present = row[row != NOBODY]
+        assert (np.diff(present) > 0).all()
+        np.testing.assert_array_equal(row[: len(present)], present)
+    pieces = [poisson(ROOT, r, 8, 3, 8) for r in (range(70), range(70, 200))]
+    np.testing.assert_array_equal(np.concatenate(pieces), drawn)
+    assert (poisson(ROOT, range(5), 8, 8, 8) == np.arange(8)).all()
+
+
+def test_a_cohort_without_room_is_cut():
+    whole, cut = (poisson(ROOT, range(200), 8, 3, most) for most in (8, 3))
+    np.testing.assert_array_equal(cut, whole[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("clients", "cohort"),
+    [(7, 2), (400, 50), (400, 1), (3400, 100), (10**6, 1000), (20, 20), (30, 29)],
+)
+def test_there_is_room_with_the_stated_chance(clients, cohort):
+    """Against SciPy's own binomial."""
+    room = largest_cohort(clients, cohort)
+    assert cohort <= room <= clients
+    tail = stats.binom.sf(room, clients, cohort / clients)
+    assert tail <= OVERFLOW * (1 + 1e-6)
+    if room > cohort:
+        less = stats.binom.sf(room - 1, clients, cohort / clients)
+        assert less > OVERFLOW
+        found = overflow(clients, cohort, np.array(room - 1))
+        assert found == pytest.approx(less, rel=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_a_run_is_the_same_for_any_chunk_and_counts_those_who_were_there(chunk):
+    algorithm = fb.dp_fedavg(descent, **OPTIONS, noise_from="seed")
+    run = begin(algorithm, chunk=chunk).complete()
+    drawn = run.cohorts.draw(run.key, range(12))
+    assert (drawn == NOBODY).all(axis=1).any(), "no empty round; take another seed"
+    assert sum(record.received for record in run.history()) == (drawn != NOBODY).sum()
+    heard = run.bits().up / run.message_bits.up
+    counts = np.bincount(drawn[drawn != NOBODY], minlength=7)
+    np.testing.assert_array_equal(heard, counts)
+
+
+def test_it_is_the_sum_over_those_who_are_there_in_numpy():
+    """Divided by the planned size, also in an empty round, which has noise as well."""
+    algorithm = fb.dp_fedavg(descent, **OPTIONS, noise_from="seed")
+    run = begin(algorithm, every=1)
+    drawn = run.cohorts.draw(run.key, range(12))
+    matrices, vectors = problems.client_matrices(on)
+    shared = np.asarray(on.params, float)
+    for record in run:
+        if record.round:
+            members = drawn[record.round - 1]
+            mean = np.zeros(3)
+            for i in members[members != NOBODY]:
+                step = -0.2 * (matrices[i] @ shared - vectors[i])
+                mean += step * min(1, 0.15 / np.linalg.norm(step)) / 2
+            after = np.asarray(run.shared, float)
+            noise = (after - shared - mean) / (1.5 * 0.15 / 2)
+            # Noise of its own in every round, the empty ones too; three entries.
+            assert 0.01 < np.linalg.norm(noise) < 6, record.round
+            shared = after
+    quiet = fb.dp_fedavg(descent, **{**OPTIONS, "noise": 0.0, "noise_from": "seed"})
+    shared = np.asarray(on.params, float)
+    for members in drawn:
+        before = shared
+        for i in members[members != NOBODY]:
+            step = -0.2 * (matrices[i] @ before - vectors[i])
+            shared = shared + step * min(1, 0.15 / np.linalg.norm(step)) / 2
+    # Float32 against float64, over twelve rounds.
+    last = begin(quiet).complete().shared
+    np.testing.assert_allclose(last, shared, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+def test_states_of_those_who_are_absent_stay_in_any_store(store):
+    """APFL's own models, side by side with room for others and one by one.
+
+    Where nobody is a member of the block stands in, whose new state must stay. Float32
+    may add in another order.
+    """
+    algorithm = fb.apfl(on.loss, fb.Work(0.2, steps=1, batch_size=None), alpha=0.5)
+    alone = begin(algorithm, chunk=1).complete()
+    together = begin(algorithm, store=store, chunk=7).complete()
+    one, other = (jax.tree.leaves(run.client_states()) for run in (alone, together))
+    for first, second in zip(one, other, strict=True):
+        np.testing.assert_allclose(first, second, rtol=0, atol=1e-6)
+
+
+def test_private_cohorts_are_secret_and_checkpoints_know_the_sampling(tmp_path):
+    algorithm = fb.dp_fedavg(descent, **OPTIONS)
+    run, other = begin(algorithm), begin(algorithm)
+    one, two = (some.cohorts.draw(some.key, range(40)) for some in (run, other))
+    assert not np.array_equal(one, two)
+    fb.checkpoint.save(tmp_path / "saved", run.complete())
+    with pytest.raises(
+        ValueError, match="was made with sampling poisson, this run has"
+    ):
+        fb.checkpoint.restore(tmp_path / "saved", begin(algorithm, cohort=2))
+
+
+def test_in_turns_nobody_is_there_twice_in_so_many_rounds():
+    for clients, size in ((7, 2), (12, 3), (5, 5), (11, 4)):
+        drawn = in_turns(ROOT, range(40), clients, size)
+        apart = clients // size
+        for first in range(40 - apart + 1):
+            window = drawn[first : first + apart].ravel()
+            assert len(set(window.tolist())) == len(window)
+        counts = np.bincount(drawn.ravel(), minlength=clients)
+        assert counts.max() - counts.min() <= 1
+    other = in_turns(jax.random.key(4), range(40), 11, 4)
+    assert not np.array_equal(drawn, other)
+    strata = Strata([0, 1, 0, 1, 1, 0, 0], [0.5, 0.5], [2, 1])
+    draw = plan_cohorts(fb.Cohort(strata, separation=2), 7).draw
+    hands = draw(ROOT, range(20))
+    for first in range(19):
+        assert len(np.unique(hands[first : first + 2])) == 6
+
+
+def test_a_broken_turn_would_be_noticed():
+    """Another order in every epoch does not keep clients apart."""
+    drawn = sampling.dealt(ROOT, range(40), 12, 3, epoch=4)
+    windows = [drawn[first : first + 4].ravel() for first in range(37)]
+    assert any(len(set(window.tolist())) < 12 for window in windows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"sampling": "bernoulli"},
+            "sampling: 'bernoulli' is not 'fixed' or 'poisson'",
+        ),
+        ({"epoch": 2}, "sampling: goes without epoch, which draws otherwise"),
+        ({"separation": 2}, "sampling: goes without separation, which draws otherwise"),
+        (
+            {"sampling": "fixed", "separation": 4},
+            "separation: 4 is not between 1 and 3, the rounds that the 7 clients",
+        ),
+        (
+            {"sampling": "fixed", "separation": 2, "epoch": 2},
+            "separation: goes without epoch, which draws otherwise",
+        ),
+        ({"size": np.array([0, 1])}, "sampling: 'poisson' needs a number of clients"),
+        ({"size": 8}, "cohort: 8 is not between 1 and the 7 clients"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, line):
+    cohort = dataclasses.replace(POISSON, **settings)
+    with pytest.raises(ValueError, match=f"^{line}"):
+        begin(descent, cohort=cohort)
+
+
+@pytest.mark.parametrize("method", [fb.dp_ftrl, fb.dp_blt])
+def test_correlated_noise_is_refused(method):
+    more = {"tree": 2} if method is fb.dp_ftrl else {"strategy": fb.theory.blt.Blt()}
+    with pytest.raises(
+        ValueError, match=r"^sampling: 'poisson' has rounds in which nobo"
+    ):
+        begin(method(descent, **OPTIONS, **more))

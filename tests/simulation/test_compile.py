@@ -1,11 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of a simulation: initial parameters, and options of the compiler."""
+"""Programs: initial parameters, options of the compiler, programs that runs share."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedblend as fb
 from fedblend.simulation import devices
 from fedblend.simulation.compile import Initial
 
@@ -50,3 +52,28 @@ def test_only_long_runs_on_a_gpu_have_kernels_timed(monkeypatch):
 def test_what_cannot_be_drawn_is_said_at_once():
     with pytest.raises(ZeroDivisionError):
         Initial(lambda key: 1 // 0, KEY, each=False)
+
+
+def test_a_run_with_the_programs_of_another_is_the_same_run():
+    federated_data, _ = fb.datasets.quadratics(clients=3, dim=2)
+
+    def algorithm(rate):
+        return fb.fedavg(fb.datasets.quadratic_loss, fb.Work(rate, 1, None))
+
+    def run(seed: int, rate: float) -> fb.Run:
+        return fb.simulate(
+            algorithm,
+            jnp.zeros(2),
+            federated_data,
+            jax.random.split(jax.random.key(seed), 2),
+            rounds=2,
+            every=2,
+            over=jnp.full(2, rate),
+        )
+
+    first, alone, after = run(0, 0.1), run(1, 0.3), run(1, 0.3)
+    first.complete()
+    after.share_programs(first)
+    np.testing.assert_array_equal(after.complete().shared, alone.complete().shared)
+    assert not np.array_equal(after.shared, first.shared)
+    assert alone.compile_seconds > 0 == after.compile_seconds
