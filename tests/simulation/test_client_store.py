@@ -163,7 +163,7 @@ def test_what_is_prepared_leaves_no_trace(stopped, tmp_path):
     states, _ = first.load(ids, 4)
     first.save(ids, jax.tree.map(jnp.zeros_like, states))
     first.stage(np.array([[0, 1], [7, 8]]), 4)
-    first._leaving.wait()
+    first._cache.wait()
     again = disk(tmp_path)
     again.restore(kept)
     check_second_block(again)

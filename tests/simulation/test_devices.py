@@ -163,7 +163,8 @@ def test_a_user_whose_jax_had_started_is_told_once(monkeypatch):
 def test_the_environment_has_its_say(given, told, monkeypatch):
     """JAX reads its variable when it is imported, which is not yet done."""
     for name in ("FEDBLEND_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is as before in the end
+        monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "jax")
