@@ -41,7 +41,7 @@ LEVELS = (
     },
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
-    {"metrics", "stats", "simulation", "selection", "clusters"},
+    {"metrics", "stats", "simulation", "selection"},
     {"config", "runs", "report"},
     {"cli", "__main__"},
     {"federation"},

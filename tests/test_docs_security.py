@@ -5,7 +5,7 @@
 import re
 from pathlib import Path
 
-from fedblend.theory.gaussian import row_epsilon
+from fedblend.theory.privacy import row_epsilon
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -13,7 +13,6 @@ import pytest
 import fedblend as fb
 from fedblend.config.config import check
 from fedblend.errors import InputError
-from fedblend.theory.local_training import cheapest_copies
 from fedblend.transforms import central_loss
 from tiny_config import TINY
 
@@ -107,8 +106,6 @@ WRONG = {
         lambda: simulated(lambda rate: PLAIN, over=jnp.zeros(0)),
     "algorithm: what it builds: None is not an Algorithm":
         lambda: simulated(lambda rate: None, over=jnp.ones(2)),
-    "cheapest_copies: clients: 1 is not a whole number of at least 2":
-        lambda: cheapest_copies(1, 3),
     'scafflix: longer: True is not False unless rate is "theory"':
         lambda: scafflix(0.1),
     "locodl: central: 1 is not a function": lambda: locodl(central=1),

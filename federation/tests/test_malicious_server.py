@@ -29,7 +29,7 @@ from malicious import (
     write_node,
 )
 
-from fedblend.theory.gaussian import gaussian_epsilon
+from fedblend.theory.privacy import gaussian_epsilon
 from fedblend_federation import message as messages
 from fedblend_federation.client.ledger import FILE, read_ledger
 from fedblend_federation.client.node import node_of

@@ -14,7 +14,8 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.selection.tune_alpha import choose
-from fedblend.theory import generalization
+from fedblend_reproductions.apfl import generalization
+from fedblend_reproductions.flix.clusters import label_signatures
 
 CLIENTS, SEEDS, ROUNDS, CLASSES = 20, 5, 60, 10
 WORK = {"steps": 10, "batch_size": 10}
@@ -87,7 +88,7 @@ def outcomes(model, federated_data, seed):
     shared = jax.tree.map(lambda leaf: leaf[0], run.shared)
     alone = [jax.tree.map(lambda x: x[0], run.personal(i)) for i in range(CLIENTS)]
     distance = generalization.label_distances(
-        fb.clusters.label_signatures(federated_data, CLASSES).values
+        label_signatures(federated_data, CLASSES).values
     )
     for constant in (0.01, 0.1, 1.0):
         sides = generalization.plug_in(

@@ -7,9 +7,9 @@
 50 contiguous clients, alpha 1, lambda 0.1, no intercept, from x_avg, rand-k, float64.
 For h_i = 0 and for h_i = the first gradient (its dense message counted), the rounds
 until a seed is there, and what it has sent, both means over seeds. The steps are that
-of the paper's Theorem 5, fedblend's (see ``theory.diana``) and that with memories half
-as fast. ``up`` is what gradient descent sends over what DIANA sends, ``both`` counts
-the dense model that every round sends down as well.
+of the paper's Theorem 5, fedblend's (see ``theory.lyapunov``) and that with memories
+half as fast. ``up`` is what gradient descent sends over what DIANA sends, ``both``
+counts the dense model that every round sends down as well.
 """
 
 import argparse

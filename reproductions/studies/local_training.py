@@ -23,7 +23,7 @@ import fedblend as fb
 from fedblend.compress import rand_k
 from fedblend.core import Loss
 from fedblend.theory import constants, local_training, steps
-from fedblend.theory.bounds import Curve
+from fedblend.theory.bounds import Bound
 from fedblend.theory.constants import Smoothness
 
 EPS, SEEDS, NUMBER = 1e-8, (0, 1, 2), 64
@@ -168,7 +168,7 @@ def bounded(on: Problem) -> int | None:
     top = on.known.smooth.mean() / 2
     start = top * (best @ best + memory)
     first = on.value(np.zeros(on.dim)) - on.value(best)
-    return local_training.rounds_to(Curve(start, chosen.factor, 0, first), EPS * first)
+    return Bound(start, chosen.factor, 0, first).rounds_to(EPS * first)
 
 
 def rounds_table(names) -> None:

@@ -29,15 +29,15 @@ import jax
 from fedblend.config.config import check
 from fedblend.runs.plan.candidates import (
     NAMES,
-    Candidate,
+    Prices,
+    SolverOptions,
+    Ways,
     candidates,
     config_of,
+    ways,
 )
-from fedblend.runs.plan.messages import Ways, ways
-from fedblend.runs.plan.offers import SEEDS, offers
-from fedblend.runs.plan.prices import Prices
+from fedblend.runs.plan.offers import SEEDS, Trial, offers, trial
 from fedblend.runs.plan.problem import Problem, problem
-from fedblend.runs.plan.trial import Trials
 
 SETS = {"a6a": 11220, "mushrooms": 8124, "w6a": 17188, "ijcnn1": 49990}
 """With their numbers of rows."""
@@ -92,9 +92,9 @@ class Search:
         self.best = dict.fromkeys(prices, math.inf)
         self.costs: dict[str, dict[str, float]] = {}
         self.solvers: dict[str, str] = {}
-        self.trials: dict[str, tuple[Trials, Ways]] = {}
+        self.trials: dict[str, tuple[Trial, Ways]] = {}
 
-    def run(self, one: Candidate) -> dict[str, float]:
+    def run(self, one: SolverOptions) -> dict[str, float]:
         """The mean cost at each price, infinite where that is given up."""
         if one.name in self.costs:
             return self.costs[one.name]
@@ -102,15 +102,16 @@ class Search:
         if family not in self.trials:
             config = config_of(self.found, one, f"algorithm.alpha={self.alpha}")
             self.trials[family] = (
-                Trials(self.found, config, self.eps),
+                trial(self.found, config, self.eps),
                 ways(self.found, config),
             )
-        trials, cost = self.trials[family]
+        run, cost = self.trials[family]
 
         def costs(rounds: float) -> dict[str, float]:
-            bits = cost.spent(rounds)
-            every = self.prices.items()
-            return {name: of.cost(*bits, cost.clients) for name, of in every}
+            return {
+                name: cost._replace(prices=of).price(rounds).cost
+                for name, of in self.prices.items()
+            }
 
         few, more = costs(2), costs(3)
         most = max(
@@ -120,7 +121,7 @@ class Search:
         number = (2, SEEDS) if one.random else (1, 1)  # as in a plan: it compiles once
         begun = time.perf_counter()
         rounds = fmean(
-            trials.run(seeds, one.steps, min(most, MOST)).mean()
+            run(seeds, one.steps, min(most, MOST)).mean()
             for seeds in jax.random.split(jax.random.key(12345), number)
         )
         given_up = math.isinf(rounds)
@@ -131,7 +132,7 @@ class Search:
         print(f"  {one.name}: {rounds:.1f} rounds, {seconds:.1f} s", flush=True)
         return made
 
-    def all(self, tried: list[Candidate]) -> None:
+    def all(self, tried: list[SolverOptions]) -> None:
         """Every candidate, with longer and with shorter 1/p until that is given up."""
         for one in sorted(tried, key=lambda one: one.solver != "scafflix"):
             if one.steps is None:
@@ -154,7 +155,7 @@ def compare(
 ):
     """The planner's choices on a dataset, and what is really cheapest."""
     found = problem(check(content, content["name"]))
-    known = found.known
+    known = found.at(1.0)
     print(f"{content['name']}: {found.personal.shape[1]} parameters, ", end="")
     print(f"L/mu = {known.L_alpha / known.mu_alpha:.0f}", flush=True)
     search = Search(found, prices, alpha, eps)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.theory.gaussian import row_epsilon
+from fedblend.theory.privacy import row_epsilon
 
 STORIES = Path(__file__).parents[1] / "examples" / "stories"
 """Where the generator of the made-up table is."""

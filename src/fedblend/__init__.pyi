@@ -3,9 +3,6 @@
 """The public names of fedblend: type checkers and ``__init__.py`` read this table."""
 
 from fedblend import (
-    clusters as clusters,
-)
-from fedblend import (
     compress as compress,
 )
 from fedblend import (

@@ -138,7 +138,7 @@ def test_the_bounds_of_theory_hold(on):
     gaps = np.einsum("sd,de,se->s", away, curvature, away) / 2
     bound = local_training.scafflix_bound(chosen, mixture(ALPHA, known, own))
     assert 0 < gaps.mean() <= bound.after(rounds)
-    assert local_training.rounds_to(bound, float(bound.after(rounds))) == rounds
+    assert bound.rounds_to(float(bound.after(rounds))) == rounds
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from fedblend import keys, mixing  # noqa: E402
 from fedblend.batches import part, random_rows  # noqa: E402
 from fedblend.losses import objective, squared_error  # noqa: E402
 from fedblend.simulation.sampling import cohorts  # noqa: E402
-from fedblend.theory.apfl import Decay  # noqa: E402
+from fedblend_reproductions.apfl.theory import Decay  # noqa: E402
 
 COUNTS, DIM, RATE, ROUNDS, COHORT = (5, 2, 6, 3, 7), 3, 0.2, 7, 3
 CLIENTS, STEPS, SIZE, HELD = len(COUNTS), 4, 2, 0.4

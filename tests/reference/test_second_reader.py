@@ -104,8 +104,8 @@ def test_apfl(learn):
 
 
 def test_apfl_outputs_of_the_theorems():
-    decay = fb.theory.apfl.Decay(3.0, 7.0)
-    schedule = fb.Scheduled(decay, "step")
+    # Step t = 1, 2 ... has the rate 3/(t + 7), and a schedule counts from 0.
+    schedule = fb.Scheduled(lambda count: 3.0 / (count + 8), "step")
     run = ran(
         fb.apfl_averaged(loss, fb.Work(schedule, **FULL), alpha=1 - LOCAL, shift=7.0)
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedblend.report import paper_figures
-from fedblend.report.paper_figures import ONE, STYLE, Swept, draw_sweep, looks
+from fedblend.report.paper_figures import ONE, STYLE, draw_sweep, looks
 
 
 @pytest.fixture
@@ -28,8 +28,9 @@ def test_lines_differ_in_color_marker_or_dashes():
 
 def test_a_sweep_shows_means_and_deviations_over_seeds(drawn, tmp_path):
     values = np.array([[0.6, 0.8], [0.7, 0.9]])
-    swept = Swept([0.1, 0.9], {"personal model": values, "training alone": values / 2})
-    draw_sweep(swept, "algorithm.alpha", "test accuracy", tmp_path / "x" / "y.pdf")
+    models = {"personal model": values, "training alone": values / 2}
+    path = tmp_path / "x" / "y.pdf"
+    draw_sweep([0.1, 0.9], models, "algorithm.alpha", "test accuracy", path)
     (figure,) = drawn
     (axes,) = figure.axes
     for container, scale in zip(axes.containers, (1, 0.5), strict=True):
@@ -46,7 +47,7 @@ def test_the_legend_fits_into_a_column(drawn, tmp_path):
     """As many columns as fit; text has 7 points or more."""
     for length, columns in ((1, 4), (9, 2), (20, 1)):
         models = {f"{n}{'m' * length}": np.ones((2, 1)) for n in range(4)}
-        draw_sweep(Swept([0.001, 1.0], models), "rate", "loss", tmp_path / "x.pdf")
+        draw_sweep([0.001, 1.0], models, "rate", "loss", tmp_path / "x.pdf")
         figure = drawn[-1]
         (legend,) = figure.legends
         assert legend.get_window_extent().width <= ONE * figure.dpi

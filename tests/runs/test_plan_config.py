@@ -14,13 +14,10 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.config.theory_rates import smoothness, with_rates
 from fedblend.errors import ConfigError, SettingError
-from fedblend.runs.plan.candidates import candidates, config_of, configured
-from fedblend.runs.plan.messages import ways
-from fedblend.runs.plan.offers import climb, offers, table, warnings
+from fedblend.runs.plan.candidates import candidates, config_of, configured, ways
+from fedblend.runs.plan.offers import climb, offers, plan, table, trial, warnings
 from fedblend.runs.plan.problem import Problem, problem
-from fedblend.runs.plan.trial import Trials
 from fedblend.simulation.simulate import simulate
-from fedblend.theory.plan import spent_bits
 from fedblend.trees import precision
 from planned import CLIENTS, DIANA, DIM, EPS, FLIX, L2, RAND, ByHand, K, changed
 
@@ -108,8 +105,6 @@ def test_the_largest_alpha_of_a_budget(found):
         assert again.alpha == made.alpha
         assert of(found, solver, bits=bits - 1).alpha < made.alpha
     assert of(found, "dgd", rounds=0).alpha == 0
-    with pytest.raises(ValueError, match="give one of them"):
-        offers(found, EPS, alpha=0.5, rounds=3)
 
 
 TINY = 1e-6
@@ -127,7 +122,7 @@ def test_typical_rounds_are_those_of_trials(found, by_hand, compiled):
         (made,) = offers(found, TINY, alpha=0.5, among=[by_label[name]])
         assert made.median is not None and made.certified is not None and made.p90
         assert made.median.rounds <= made.p90 < made.certified.rounds
-        up, down = made.ways.spent(made.median.rounds)
+        up, down = (way.spent(made.median.rounds) for way in made.ways[:2])
         assert made.median[1:3] == (up, down)
         if name == ("dgd", ""):
             assert made.p90 == made.median.rounds
@@ -171,11 +166,11 @@ def test_longer_local_steps_are_tried(compiled):
     first, chosen = scafflix(found).steps, made.candidate.steps
     assert chosen is not None and chosen >= 4 * first
     config = config_of(found, made.candidate, "algorithm.alpha=0.5")
-    trials = Trials(found, config, TINY)
+    run = trial(found, config, TINY)
     fresh = jax.random.split(jax.random.key(1), (3, 10))
 
     def rounds(steps: int) -> float:
-        return float(np.mean([trials.run(k, steps, 30) for k in fresh]))
+        return float(np.mean([run(k, steps, 30) for k in fresh]))
 
     dense = {round(first * 2 ** (number / 2)) for number in range(3, 8)}
     assert rounds(chosen) <= 1.05 * min(map(rounds, dense | {chosen}))
@@ -189,9 +184,9 @@ def test_typical_rounds_hold_for_fresh_seeds(solver, found, compiled):
     (made,) = offers(found, TINY, alpha=0.5, among=[one])
     assert made.median is not None and made.p90 is not None
     config = config_of(found, made.candidate, "algorithm.alpha=0.5")
-    trials = Trials(found, config, TINY)
+    run = trial(found, config, TINY)
     fresh = jax.random.split(jax.random.key(2), (10, 10))
-    runs = [trials.run(some, made.candidate.steps, 400) for some in fresh]
+    runs = [run(some, made.candidate.steps, 400) for some in fresh]
     rounds = np.concatenate(runs)
     for point, part, apart in ((made.median.rounds, 0.5, 0.15), (made.p90, 0.9, 0.08)):
         assert np.mean(rounds < point) - apart <= part  # rounds are whole numbers
@@ -264,8 +259,8 @@ def test_bits_are_those_of_the_ledger(name, width, compiled, found):
     assert cost.at_most == (name == "ragged")
     if name == "ragged":  # two of four clients send 2 entries, not 8, in both rounds
         up += 2 * 2 * (K - 2) * (64 if width == "float64" else 32)
-    assert cost.spent(3) == (up, down)
-    assert spent_bits(3, cost.both) == up + down
+    assert (cost.up.spent(3), cost.down.spent(3)) == (up, down)
+    assert cost.both.spent(3) == up + down
 
 
 def test_a_configuration_starts_at_the_average_of_theory(compiled, by_hand):
@@ -294,9 +289,9 @@ def test_warnings(found):
     rough = changed(DIANA, "algorithm.personal.tolerance=1e-3")
     (line,) = warnings(check(rough, "here"), found, EPS, 1.0)
     assert "may miss the bound" in line
-    single = found._replace(config=check(changed(DIANA, "run.precision=float32"), "x"))
+    single = check(changed(DIANA, "run.precision=float32"), "x")
     with pytest.raises(SettingError, match="eps: 1e-06 is below 1e-05: float32"):
-        offers(single, 1e-6, alpha=0.5)
+        plan(single, eps=1e-6, alpha=0.5)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.report.page.run_files import read_run
 from fedblend.report.page.run_results import theory_curve
+from fedblend.runs.certificates import promise
 from fedblend.runs.run import run_config
-from fedblend.runs.theory_bound import promise
 from fedblend.trees import precision
 from tiny_config import TINY
 

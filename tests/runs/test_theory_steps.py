@@ -17,9 +17,10 @@ from fedblend.config.config import check
 from fedblend.config.theory_rates import rates
 from fedblend.errors import ConfigError
 from fedblend.simulation.simulate import set_up
-from fedblend.theory import mixture, predicted
+from fedblend.theory import bounds, mixture
 from fedblend.theory.constants import stacked
 from fedblend.trees import precision
+from fedblend_reproductions.flix import theory as paper
 from planned import CLIENTS, DIM, FLIX, ByHand, K, changed
 
 TOP = f"{{name='top_k', k={K}}}"
@@ -65,7 +66,13 @@ def test_every_round_keeps_its_bound(name, by_hand):
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-7)
     assert (found.momentum > 0.5) == (name == "accelerated")
     least = by_hand.least(ALPHA)
-    promise = predicted(name, known, ROUNDS, delta=K / DIM)
+    bound = {
+        "accelerated": bounds.accelerated,
+        "ef21": lambda known: bounds.ef21(known, K / DIM),
+        "perm_k": paper.perm_k,
+        "downlink": lambda known: paper.downlink(known, K / DIM),
+    }[name]
+    promise = bound(known).after(np.arange(ROUNDS + 1))
     gaps = [
         np.mean([by_hand.value(ALPHA, x) for x in iterates[k]]) - least
         for k in range(ROUNDS + 1)

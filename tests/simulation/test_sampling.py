@@ -24,7 +24,7 @@ from fedblend.simulation.sampling import (
     plan_cohorts,
     poisson,
 )
-from fedblend.theory.poisson import OVERFLOW, largest_cohort, overflow
+from fedblend.theory.privacy import OVERFLOW, largest_cohort, overflow
 
 ROOT = jax.random.key(3)
 

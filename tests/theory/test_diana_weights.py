@@ -10,11 +10,11 @@ import itertools
 
 import numpy as np
 import pytest
-from flix_by_hand import quadratic_case
 
 from fedblend.theory import steps
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.diana import factor_and_weight
+from fedblend.theory.lyapunov import factor_and_weight
+from flix_by_hand import quadratic_case
 
 
 @pytest.mark.parametrize("part", [1.0, 0.5, 0.05])

@@ -14,9 +14,9 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from gaussian_mechanism import gaussian
 
 from fedblend.theory import privacy
-from fedblend.theory.loss_distribution import by_loss_distribution
 from fedblend.theory.privacy import (
     _by_renyi_divergence,
+    by_loss_distribution,
     spent,
 )
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flix_by_hand import Case, Logistic, known_of, mixed, newton
 
 from fedblend.config import toml
 from fedblend.config.build import build
@@ -21,10 +20,10 @@ from fedblend.runs.plan.candidates import configured
 from fedblend.runs.plan.offers import offers
 from fedblend.runs.plan.problem import problem
 from fedblend.simulation.simulate import set_up
-from fedblend.theory import predicted
-from fedblend.theory.bounds import measured
+from fedblend.theory import bounds
 from fedblend.theory.constants import stacked
 from fedblend.trees import precision
+from flix_by_hand import Case, Logistic, known_of, mixed, newton
 
 L2, ALPHA, SEEDS = 0.1, 0.5, 4
 SETS = {
@@ -36,8 +35,11 @@ SETS = {
 """The k of rand-k, about half of the parameters, and an accuracy beyond one shot."""
 
 
-SOLVERS = {"dgd": lambda dim, k: (), "diana": lambda dim, k: (dim / k - 1,)}
-"""From the number of parameters and k to omega."""
+BOUNDS = {
+    "dgd": lambda known, dim, k: bounds.dgd(known),
+    "diana": lambda known, dim, k: bounds.diana(known, dim / k - 1),
+}
+"""From the constants, the number of parameters and k."""
 
 
 def tables(name: str) -> dict:
@@ -84,7 +86,7 @@ def test_every_round_is_below_its_bound(name, data_home):
     among = configured(found)
     for made in offers(found, SETS[name][1], alpha=ALPHA, trials=False, among=among):
         solver, rounds = made.candidate.solver, made.worst
-        way = SOLVERS[solver](found.personal.shape[1], SETS[name][0])
+        sizes = found.dim, SETS[name][0]
         assert rounds is not None and made.certified is not None and made.bound
         assert rounds > 5
         wanted = copy.deepcopy(content)
@@ -106,11 +108,12 @@ def test_every_round_is_below_its_bound(name, data_home):
         known, f = known_of(case, ALPHA), mixed(case, ALPHA)
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-6)
         least = f.solve()[1]
-        bound = predicted(solver, known, rounds - 1, *way)
+        bound = BOUNDS[solver](known, *sizes).after(np.arange(rounds))
         alone = mixed(case, 0.0)
         start = float(f.value(known.average) - alone.value(known.average))
         assert found.gap(known.alpha, known.average) == pytest.approx(start, rel=1e-6)
-        closer = predicted(solver, measured(known, start), rounds - 1, *way)
+        near = BOUNDS[solver](bounds.measured(known, start), *sizes)
+        closer = near.after(np.arange(rounds))
         assert made.certified.rounds < rounds
         for number, replicas in iterates.items():
             gap = np.mean([f.value(shared) for shared in replicas]) - least

@@ -20,7 +20,7 @@ from fedblend.errors import SettingError
 from fedblend.losses import gradient
 from fedblend.registry import ALGORITHMS
 from fedblend.simulation import aggregators
-from fedblend.theory.gaussian import gaussian_epsilon, row_epsilon
+from fedblend.theory.privacy import gaussian_epsilon, row_epsilon
 from fedblend.transforms import row_noise as module
 
 

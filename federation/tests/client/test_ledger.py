@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedblend.cli import app
 from fedblend.errors import RunError
-from fedblend.theory.gaussian import gaussian_epsilon as epsilon
+from fedblend.theory.privacy import gaussian_epsilon as epsilon
 from fedblend_federation.client.ledger import Charge, Ledger, read_ledger
 from fedblend_federation.client.node import node_of
 

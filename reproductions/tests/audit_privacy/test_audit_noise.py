@@ -13,7 +13,7 @@ import pytest
 from fedblend.cli import main, screen
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
-from fedblend.theory.gaussian import gaussian_epsilon as epsilon
+from fedblend.theory.privacy import gaussian_epsilon as epsilon
 from fedblend.transforms import noise
 from fedblend_federation.client import build
 from fedblend_federation.client.ledger import Charge, Ledger

@@ -98,7 +98,7 @@ def apfl_averaged(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round, with one number of steps for all clients;
-            ``theory.apfl`` has the optimizer of the theorems.
+            ``Scheduled(decay, "step")`` with a rate ``c/(t + shift)`` in the theorems.
         alpha: weight of the shared model; a number, or an array over clients.
         shift: the a of the weights (t + a)^2, above 0.
     """

@@ -52,9 +52,5 @@ def advise(
     screen.console().print(made)
     screen.say(
         *lines,
-        f"disagreement of the gradients: G^2 up to {found.gap:.4g}, B^2 up to "
-        f"{found.ratio:.4g}; noise at the start: sigma^2 of a client "
-        f"{float(found.noise.clients):.4g}, of the server "
-        f"{float(found.noise.central):.4g}",
         f'use central.how = "{found.how}"{rate}: {found.why}.',
     )

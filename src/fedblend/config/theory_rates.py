@@ -28,7 +28,7 @@ from fedblend.theory.constants import (
     together,
 )
 from fedblend.theory.local_training import relaxed, stable_moved
-from fedblend.theory.plan import DGD, Solver
+from fedblend.theory.steps import DGD, Solver
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config

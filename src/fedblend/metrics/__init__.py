@@ -12,29 +12,29 @@ what personalization is for, so ``Spread`` has the worst tenth beside it; ``gain
 counts the clients that do better and worse with their personal model than with another.
 """
 
-from fedblend.metrics.classification import accuracy as accuracy
-from fedblend.metrics.classification import balanced_accuracy as balanced_accuracy
-from fedblend.metrics.classification import mean_loss as mean_loss
-from fedblend.metrics.classification import next_token_accuracy as next_token_accuracy
-from fedblend.metrics.classification import recall_at as recall_at
 from fedblend.metrics.metric import Measure, RowByRow, RowMeasure  # noqa: F401
 from fedblend.metrics.metric import Metric as Metric
+from fedblend.metrics.metric import Spread as Spread
 from fedblend.metrics.metric import evaluate as evaluate
-from fedblend.metrics.probability import brier_score as brier_score
-from fedblend.metrics.probability import calibration_error as calibration_error
-from fedblend.metrics.probability import calibration_gap as calibration_gap
-from fedblend.metrics.probability import log_loss as log_loss
+from fedblend.metrics.metric import over_clients as over_clients
 from fedblend.metrics.ranking import auc as auc
 from fedblend.metrics.ranking import average_precision as average_precision
 from fedblend.metrics.registry import METRICS as METRICS
 from fedblend.metrics.registry import as_metrics as as_metrics
 from fedblend.metrics.registry import build as build
 from fedblend.metrics.registry import standard as standard
-from fedblend.metrics.regression import mean_absolute_error as mean_absolute_error
-from fedblend.metrics.regression import mean_squared_error as mean_squared_error
-from fedblend.metrics.regression import r2_score as r2_score
-from fedblend.metrics.regression import (
+from fedblend.metrics.rows import accuracy as accuracy
+from fedblend.metrics.rows import balanced_accuracy as balanced_accuracy
+from fedblend.metrics.rows import brier_score as brier_score
+from fedblend.metrics.rows import calibration_error as calibration_error
+from fedblend.metrics.rows import calibration_gap as calibration_gap
+from fedblend.metrics.rows import log_loss as log_loss
+from fedblend.metrics.rows import mean_absolute_error as mean_absolute_error
+from fedblend.metrics.rows import mean_loss as mean_loss
+from fedblend.metrics.rows import mean_squared_error as mean_squared_error
+from fedblend.metrics.rows import next_token_accuracy as next_token_accuracy
+from fedblend.metrics.rows import r2_score as r2_score
+from fedblend.metrics.rows import recall_at as recall_at
+from fedblend.metrics.rows import (
     root_mean_squared_error as root_mean_squared_error,
 )
-from fedblend.metrics.summary import Spread as Spread
-from fedblend.metrics.summary import over_clients as over_clients

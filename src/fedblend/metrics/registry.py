@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fedblend.checks import words
 from fedblend.core import Loss
 from fedblend.errors import UserError
-from fedblend.metrics import classification, probability, ranking, regression
+from fedblend.metrics import ranking, rows
 from fedblend.metrics.metric import Measure, Metric
 from fedblend.mixing import Apply
 
@@ -38,24 +38,22 @@ _LABELS = ("classes", "binary")
 METRICS: Mapping[str, MetricEntry] = MappingProxyType(
     {
         "loss": MetricEntry(
-            classification.mean_loss,
+            rows.mean_loss,
             ("classes", "binary", "regression", "sequence", "tags"),
         ),
-        "accuracy": MetricEntry(classification.accuracy, (*_LABELS, "sequence")),
-        "balanced_accuracy": MetricEntry(classification.balanced_accuracy, _LABELS),
+        "accuracy": MetricEntry(rows.accuracy, (*_LABELS, "sequence")),
+        "balanced_accuracy": MetricEntry(rows.balanced_accuracy, _LABELS),
         "auc": MetricEntry(ranking.auc, _LABELS),
         "average_precision": MetricEntry(ranking.average_precision, _LABELS),
-        "log_loss": MetricEntry(probability.log_loss, _LABELS),
-        "brier": MetricEntry(probability.brier_score, _LABELS),
-        "calibration_error": MetricEntry(probability.calibration_error, _LABELS),
-        "calibration_gap": MetricEntry(probability.calibration_gap, _LABELS),
-        "mse": MetricEntry(regression.mean_squared_error, ("regression",)),
-        "rmse": MetricEntry(regression.root_mean_squared_error, ("regression",)),
-        "mae": MetricEntry(regression.mean_absolute_error, ("regression",)),
-        "r2": MetricEntry(regression.r2_score, ("regression",)),
-        "recall": MetricEntry(
-            partial(classification.recall_at, k=1), ("classes", "tags")
-        ),
+        "log_loss": MetricEntry(rows.log_loss, _LABELS),
+        "brier": MetricEntry(rows.brier_score, _LABELS),
+        "calibration_error": MetricEntry(rows.calibration_error, _LABELS),
+        "calibration_gap": MetricEntry(rows.calibration_gap, _LABELS),
+        "mse": MetricEntry(rows.mean_squared_error, ("regression",)),
+        "rmse": MetricEntry(rows.root_mean_squared_error, ("regression",)),
+        "mae": MetricEntry(rows.mean_absolute_error, ("regression",)),
+        "r2": MetricEntry(rows.r2_score, ("regression",)),
+        "recall": MetricEntry(partial(rows.recall_at, k=1), ("classes", "tags")),
     }
 )
 """All metrics by name; "recall" is written with a number, as in recall@5."""
@@ -105,9 +103,9 @@ def build(name: str, kind: str, loss: Loss, apply: Apply) -> Metric:
     if found is None or not re.match(pattern(), name):
         raise UserError("metrics: name", name, f"one of {in_words()}")
     if number:
-        return classification.recall_at(apply, int(number))
+        return rows.recall_at(apply, int(number))
     if name == "accuracy" and kind == "sequence":
-        return classification.next_token_accuracy(apply)
+        return rows.next_token_accuracy(apply)
     return found.build(loss if name == "loss" else apply)
 
 

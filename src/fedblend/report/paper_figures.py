@@ -10,14 +10,13 @@ width of the column.
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
 from fedblend.report import measures
 from fedblend.report.figures import new_figure
 from fedblend.report.measures import Curve, Row
-from fedblend.stats.gains import Gain
 
 ONE, TWO = 3.3, 6.8
 """The widths of a column and of two, in inches."""
@@ -59,55 +58,21 @@ MARKS = 8
 """Markers on a line, about."""
 
 
-def looks() -> Iterator[tuple[str, str, Any]]:
+def looks() -> Iterator[dict[str, Any]]:
     """The color, marker and dashes of each line; 280 differ in one of them."""
-    return zip(cycle(COLORS), cycle(MARKERS), cycle(DASHES), strict=False)
-
-
-class Tested(Protocol):
-    """A difference between two methods, as ``runs.paired`` finds it."""
-
-    @property
-    def name(self) -> str:
-        """The method."""
-        ...
-
-    @property
-    def other(self) -> str:
-        """With whom it is compared."""
-        ...
-
-    @property
-    def metric(self) -> str:
-        """What was measured."""
-        ...
-
-    @property
-    def gain(self) -> Gain:
-        """What every client gains."""
-        ...
-
-    @property
-    def significant(self) -> bool:
-        """Whether the mean is not zero, after the correction."""
-        ...
-
-
-class Swept(NamedTuple):
-    """A metric by the values of a swept key: [values, seeds]."""
-
-    values: Sequence[float]
-    models: Mapping[str, np.ndarray]
+    every = zip(cycle(COLORS), cycle(MARKERS), cycle(DASHES), strict=False)
+    for color, marker, dashes in every:
+        yield {"color": color, "marker": marker, "linestyle": dashes}
 
 
 def draw(
-    rows: Mapping[str, Sequence[Row]], tested: Sequence[Tested], folder: Path
+    rows: Mapping[str, Sequence[Row]], tested: Sequence[Any], folder: Path
 ) -> list[Path]:
     """Write all figures of a comparison; the files written.
 
     Args:
         rows: those of every run, see ``measures.rows_of``.
-        tested: the differences between runs.
+        tested: the differences between runs, as ``runs.paired`` finds them.
         folder: made if it is missing.
     """
     import matplotlib
@@ -118,43 +83,40 @@ def draw(
         first = next(iter(rows.values()))
         for split in measures.shown_splits(first)[:1]:
             metric = measures.shown_metrics(first, split)[0]
-            lines = {
-                name: measures.curves(own, split, metric)["personal"]
-                for name, own in rows.items()
-            }
-            label = f"{split} {metric}"
-            alone = _alone(rows, split, metric)
-            for over in ACROSS:
-                figure = new_figure(ONE, 2.4)
-                _draw_lines(figure.subplots(), lines, over, label, alone)
-                _legend(figure)
-                written.append(_save(figure, folder / f"{over}.pdf"))
-            figure = new_figure(TWO, 2.4)
-            for axes, over in zip(
-                figure.subplots(1, 2, sharey=True), ACROSS, strict=True
+            found = [measures.curves(own, split, metric) for own in rows.values()]
+            lines = {name: of["personal"] for name, of in zip(rows, found, strict=True)}
+            # Training alone, if it is the same in all runs that have it.
+            ends = {float(of["local"].mean[-1]) for of in found if "local" in of}
+            alone = ends.pop() if len(ends) == 1 else None
+            for name, width, across in (
+                *((over, ONE, (over,)) for over in ACROSS),
+                ("curves", TWO, tuple(ACROSS)),
             ):
-                own = label if over == "rounds" else ""
-                _draw_lines(axes, lines, over, own, alone)
-            _legend(figure)
-            written.append(_save(figure, folder / "curves.pdf"))
+                figure = new_figure(width, 2.4)
+                every = figure.subplots(1, len(across), sharey=True, squeeze=False)[0]
+                for axes, over in zip(every, across, strict=True):
+                    _draw_lines(axes, lines, over, alone)
+                every[0].set_ylabel(f"{split} {metric}")
+                _legend(figure)
+                written.append(_save(figure, folder / f"{name}.pdf"))
         if tested:
             written.append(_save(_differences(tested), folder / "differences.pdf"))
             written.append(_save(_clients(tested), folder / "clients.pdf"))
     return written
 
 
-def _alone(rows: Mapping[str, Sequence[Row]], split: str, metric: str) -> float | None:
-    """The metric of training alone, if it is the same in all runs that have it."""
-    found = [measures.curves(own, split, metric).get("local") for own in rows.values()]
-    ends = {float(curve.mean[-1]) for curve in found if curve is not None}
-    return ends.pop() if len(ends) == 1 else None
-
-
-def draw_sweep(swept: Swept, key: str, label: str, path: Path) -> Path:
+def draw_sweep(
+    values: Sequence[float],
+    models: Mapping[str, np.ndarray],
+    key: str,
+    label: str,
+    path: Path,
+) -> Path:
     """Write the figure of a metric by the values of a key.
 
     Args:
-        swept: the values, and each model's metric at them.
+        values: of the key.
+        models: each model's metric at them, [values, seeds].
         key: the name of the axis.
         label: the metric.
         path: of the PDF.
@@ -165,34 +127,27 @@ def draw_sweep(swept: Swept, key: str, label: str, path: Path) -> Path:
     with matplotlib.rc_context(STYLE):
         figure = new_figure(ONE, 2.4)
         axes = figure.subplots()
-        for (model, found), look in zip(swept.models.items(), looks(), strict=False):
-            color, marker, dashes = look
+        for (model, found), look in zip(models.items(), looks(), strict=False):
             error = found.std(axis=1, ddof=1) if found.shape[1] > 1 else None
             axes.errorbar(
-                swept.values,
+                values,
                 found.mean(axis=1),
                 error,
                 label=model,
-                color=color,
-                marker=marker,
-                linestyle=dashes,
+                **look,
                 capsize=2,
                 elinewidth=0.7,
             )
         axes.set_xlabel(key)
         axes.set_ylabel(label)
-        if _spans_decades(swept.values):
+        if min(values) > 0 and max(values) / min(values) > 50:
             axes.set_xscale("log")
         _legend(figure)
         return _save(figure, path)
 
 
-def _spans_decades(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) / min(values) > 50
-
-
 def _draw_lines(
-    axes: Any, lines: Mapping[str, Curve], over: str, label: str, alone: float | None
+    axes: Any, lines: Mapping[str, Curve], over: str, alone: float | None
 ) -> None:
     """A line for each run, and one for training alone where all runs have the same."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -200,23 +155,14 @@ def _draw_lines(
     for number, ((name, curve), look) in enumerate(
         zip(lines.items(), looks(), strict=False)
     ):
-        color, marker, dashes = look
         across = curve.rounds if over == "rounds" else curve.bits
         step = max(1, len(across) // MARKS)
-        axes.plot(
-            across,
-            curve.mean,
-            label=name,
-            color=color,
-            marker=marker,
-            linestyle=dashes,
-            # Markers of lines that lie on each other alternate.
-            markevery=(number % step, step),
-        )
+        # Markers of lines that lie on each other alternate.
+        every = (number % step, step)
+        axes.plot(across, curve.mean, label=name, **look, markevery=every)
         if (curve.high > curve.low).any():
-            axes.fill_between(
-                across, curve.low, curve.high, color=color, alpha=0.15, linewidth=0
-            )
+            band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(across, curve.low, curve.high, **band)
     trained = [of for curve in lines.values() for of in (curve.low[1:], curve.high[1:])]
     if alone is not None:
         look = {"color": "#606060", "linewidth": 0.9, "linestyle": (0, (6, 3))}
@@ -229,7 +175,6 @@ def _draw_lines(
         room = 0.06 * (seen.max() - seen.min())
         axes.set_ylim(seen.min() - room, seen.max() + room)
     axes.set_xlabel(ACROSS[over])
-    axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if over == "bits":
         axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
@@ -249,7 +194,7 @@ def _legend(figure: Any) -> None:
         legend.remove()
 
 
-def _differences(tested: Sequence[Tested]) -> Any:
+def _differences(tested: Sequence[Any]) -> Any:
     """The mean gain of every pair with its interval; filled where significant."""
     shown = [one for one in tested if np.isfinite(one.gain.mean[0])]
     figure = new_figure(ONE, 0.8 + 0.22 * max(len(shown), 1))
@@ -269,7 +214,7 @@ def _differences(tested: Sequence[Tested]) -> Any:
     return figure
 
 
-def _clients(tested: Sequence[Tested]) -> Any:
+def _clients(tested: Sequence[Any]) -> Any:
     """Every client's gain, sorted: of all methods over the one they have in common."""
     reference = tested[-1].other
     pairs = [
@@ -279,19 +224,11 @@ def _clients(tested: Sequence[Tested]) -> Any:
     ]
     figure = new_figure(ONE, 2.4)
     axes = figure.subplots()
-    for one, (color, marker, dashes) in zip(pairs, looks(), strict=False):
+    for one, look in zip(pairs, looks(), strict=False):
         gains = np.sort(one.gain.value[np.isfinite(one.gain.value)])
         across = np.linspace(0, 100, len(gains)) if len(gains) > 1 else [50.0]
         step = max(1, len(gains) // MARKS)
-        axes.plot(
-            across,
-            gains,
-            label=one.name,
-            color=color,
-            marker=marker,
-            linestyle=dashes,
-            markevery=step,
-        )
+        axes.plot(across, gains, label=one.name, **look, markevery=step)
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.set_xlabel("clients, sorted by gain (%)")
     axes.set_ylabel(f"gain in {pairs[0].metric}\nover {reference}")

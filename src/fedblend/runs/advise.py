@@ -8,12 +8,10 @@ training rows decides, with the weights of the run. A rate at which some seed en
 its start, or not finite, is out. A method is as good as the best one if it ends above
 it by at most two standard errors over seeds and a twentieth of what training gained,
 or by a negligible amount. Of those the cheapest is advised: parallel training sends the
-least, one-way transfer computes the least at the server. The advice also names the
-quantities of the theory: how much both gradients disagree, and their noise.
+least, one-way transfer computes the least at the server.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,20 +23,16 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.tables.select import select_rows
 from fedblend.config.theory_rates import with_rates
-from fedblend.core import Algorithm, Batch, PyTree
+from fedblend.core import Algorithm, Batch
 from fedblend.errors import ConfigError
-from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.runs.tune import rebuilt
-from fedblend.simulation.sampling import weights_of
 from fedblend.simulation.simulate import set_up
-from fedblend.theory import mixed_fl as theory
-from fedblend.theory.mixed_fl import Disagreement, Noise
 from fedblend.trees import precision
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Multiples of the rate that each method tries."""
-SEEDS, BLOCKS = tuple(range(10)), 5
+SEEDS = tuple(range(10))
 TUNING = (100, 101)
 """Seeds that try the rates."""
 METHODS = ("parallel", "one_way", "two_way")
@@ -49,9 +43,6 @@ NEGLIGIBLE = 1e-4
 """The fraction of what training gained that is negligible."""
 ROUNDING = 1e-6
 """The fraction of a loss that is rounding of float32."""
-STEEP = 0.01
-"""B^2 is that of models at which the squared norm of the mixture's gradient is at least
-this fraction of its largest. At a minimum it is 0, and B^2 is rounding and chance."""
 
 
 class Trial(NamedTuple):
@@ -67,19 +58,12 @@ class Trial(NamedTuple):
     """The best multiple of the rate."""
     failed: str = ""
     """Why there is no loss."""
-    models: Sequence[PyTree] = ()
-    """Models of the first seed, at the start and during training."""
 
 
 class Advice(NamedTuple):
     """The results of all methods, and which to use."""
 
     trials: dict[str, Trial]
-    gap: float
-    """G^2, the largest during training."""
-    ratio: float
-    """B^2, the largest during training where gradients are large; see ``STEEP``."""
-    noise: Noise
     how: str
     why: str
 
@@ -119,20 +103,17 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
                 if not isinstance(error, ValueError):
                     text = f"{type(error).__name__}: {text}"
                 trials[how] = _failure(text)
-        worst, noise = _known(config, built, trials)
-    how, why = choice(trials, worst, noise)
-    return Advice(trials, worst[0], worst[1], noise, how, why)
+    return Advice(trials, *choice(trials, table.batch_size))
 
 
 def choice(
-    trials: dict[str, Trial], worst: list[float], noise: Noise
+    trials: dict[str, Trial], central_batch: int | None = None
 ) -> tuple[str, str]:
     """The method to use, and why in a sentence.
 
     Args:
         trials: by method.
-        worst: G^2 and B^2, the largest during training.
-        noise: the noise of the gradients.
+        central_batch: rows of a step at the server, None for all.
     """
     known = {how: one for how, one in trials.items() if not one.failed}
     if not known:
@@ -173,23 +154,9 @@ def choice(
     out = [name for name in trials if name not in known]
     if out:
         parts.append(f"{' and '.join(out)} {'is' if len(out) == 1 else 'are'} out")
-    if "parallel" in known and not alike("parallel"):
-        parts.append(
-            f"the losses disagree (G^2 up to {worst[0]:.3g}, B^2 up to {worst[1]:.3g})"
-        )
-    if "one_way" in known and not alike("one_way") and noise.central > 0:
-        parts.append(
-            f"the server's gradients are noisy (sigma_c^2 {float(noise.central):.3g}, "
-            f"sigma^2 {float(noise.clients):.3g}): try a larger central.batch_size"
-        )
+    if central_batch and "one_way" in known and not alike("one_way"):
+        parts.append("a larger central.batch_size may help one_way")
     return how, "; ".join(parts)
-
-
-def largest(found: Disagreement) -> list[float]:
-    """The largest G^2 and B^2 of several points; see ``STEEP``."""
-    steep = found.mixed >= STEEP * found.mixed.max()
-    ratio = jnp.where(steep, found.ratio, -jnp.inf).max()
-    return [float(found.gap.max()), float(ratio)]
 
 
 def _tried(config: Config, built: Built, how: str, rounds: int) -> Trial:
@@ -230,13 +197,13 @@ def _replicas(
         measure_on=None,
         splits=["train"],
         rounds=rounds,
-        every=max(rounds // BLOCKS, 1),
+        every=max(rounds, 1),
         over=jnp.asarray([factor for factor, _ in replicas]),
     )
     run = set_up(watched)
     own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
-
-    uniform = _weights(built) == "uniform"
+    # How the run weighs its clients, and so which mean over them it minimizes.
+    uniform = (built.spec.weights or built.algorithm.needs.weights) == "uniform"
 
     def sides() -> np.ndarray:
         """The clients' loss and the server's, of every replica."""
@@ -244,16 +211,14 @@ def _replicas(
         federated = [of.mean if uniform else of.weighted for of in spreads]
         return np.array([federated, jax.vmap(loss, (0, None))(run.shared, own)], float)
 
-    blocks = iter(run)
-    next(blocks)
+    next(iter(run))
     starts = sides()
-    models = [trees.take(run.shared, 0)]
-    models += [trees.take(run.shared, 0) for _ in blocks]
+    run.complete()
     ends = sides()
     start, end = ((1 - weight) * f + weight * c for f, c in (starts, ends))
     bits = run.records[-1][0].bits_down / rounds / built.federated_data.clients
     clients, server = map(float, ends.mean(axis=1))
-    return Trial(start, end, clients, server, bits, models=models)
+    return Trial(start, end, clients, server, bits)
 
 
 def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm:
@@ -261,65 +226,15 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
     assert config.central is not None
     params = jax.eval_shape(built.model.init, jax.random.key(0))
     options, _ = with_rates(config, built.smoothness, trees.size(params))
-    rule = options.optimizer
-    if options.rate is not None:
-        scaled = {"rate": factor * options.rate}
-    elif isinstance(rule, float):
-        scaled = {"optimizer": factor * rule}
-    else:
-        rule = rule.model_copy(update={"rate": factor * rule.rate})
-        scaled = {"optimizer": rule}
-    options = options.model_copy(update=scaled)
     own = config.central.rate
     table = config.central.model_copy(
         update={"how": how, "rate": None if own is None else factor * own}
     )
-    changed = config.model_copy(update={"algorithm": options, "central": table})
-    return select_rows(config, rebuilt(changed, built), [built.federated_data])
-
-
-def _weights(built: Built) -> str:
-    """How the run weighs its clients, and so which mean over them it minimizes."""
-    return built.spec.weights or built.algorithm.needs.weights
+    changed = {"algorithm": options.at_rate(factor), "central": table}
+    algorithm = rebuilt(config.model_copy(update=changed), built)
+    return select_rows(config, algorithm, [built.federated_data])
 
 
 def _failure(why: str) -> Trial:
     nothing = np.full(len(SEEDS), np.nan)
     return Trial(nothing, nothing, np.nan, np.nan, np.nan, failed=why)
-
-
-def _known(
-    config: Config, built: Built, trials: dict[str, Trial]
-) -> tuple[list[float], Noise]:
-    """The disagreement and noise of the gradients; NaN where they are unknown."""
-    assert config.central is not None and built.server is not None
-    weights = weights_of(_weights(built), built.federated_data)
-    points = [model for one in trials.values() for model in one.models]
-    rows, own = built.server.train.shard(0), Batch(built.server.train.rows(0))
-    parts = 1 - config.central.weight, config.central.weight
-
-    def at(point):
-        federated = theory.federated_gradient(
-            built.loss, point, built.federated_data, weights=weights
-        )
-        return theory.disagreement(federated, gradient(built.loss)(point, own), parts)
-
-    try:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
-        worst = largest(jax.lax.map(at, stacked))
-        noise = theory.noise(
-            built.loss,
-            built.model.init(jax.random.key(0)),
-            built.federated_data,
-            jax.random.key(0),
-            batch_size=config.algorithm.rows(),
-            central=rows,
-            central_loss=built.loss,
-            central_batch=config.central.batch_size,
-            weights=weights,
-        )
-    except Exception:
-        # The trials decide without these quantities.
-        nothing = jnp.asarray(jnp.nan)
-        return [float("nan")] * 2, Noise(nothing, nothing)
-    return worst, noise

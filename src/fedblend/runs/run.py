@@ -22,7 +22,7 @@ from fedblend.config.tables import privacy
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.report.figures import USUAL
 from fedblend.report.measures import in_order
-from fedblend.runs import certificates, results, run_folder, theory_bound
+from fedblend.runs import certificates, results, run_folder
 from fedblend.runs.local_baseline import STAGES
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation import train_alone
@@ -144,7 +144,7 @@ def run_built(
     watched = _watching(run, config, on_step, on_warning)
     for stage in runs:
         advance(folder, config, stage, runs, metric, watched, blocks)
-    promised |= theory_bound.promise(config, built, run)
+    promised |= certificates.promise(config, built, run)
     summary = results.write_summary(
         folder, config, built, run, promised, on_warning, formats
     )

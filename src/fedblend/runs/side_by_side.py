@@ -20,7 +20,7 @@ from fedblend.config.config import dump, named_by_key
 from fedblend.config.sweep import Point, together
 from fedblend.errors import CheckpointError
 from fedblend.report.measures import in_order
-from fedblend.runs import results, run_folder, theory_bound
+from fedblend.runs import certificates, results, run_folder
 from fedblend.runs.local_baseline import work_alone
 from fedblend.runs.run import TABLES, Step, advance, open_folder, stages
 from fedblend.runs.run_folder import Folder, seeds_of
@@ -175,7 +175,7 @@ def _write(
         point.config,
         built,
         run,
-        theory_bound.promise(point.config, built, run),
+        certificates.promise(point.config, built, run),
         lambda line: on_warning(point.name, line),
         formats=(),
     )

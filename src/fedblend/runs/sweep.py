@@ -192,7 +192,7 @@ def best_on_validation(made: Comparison) -> str | None:
 
 def _draw(points: Sequence[Point], made: Comparison, out: Path) -> None:
     """The metric by the values of the key, if there is one key with numbers."""
-    from fedblend.report.paper_figures import Swept, draw_sweep
+    from fedblend.report.paper_figures import draw_sweep
 
     (key, *more) = points[0].values
     values = [point.values[key] for point in points]
@@ -214,5 +214,5 @@ def _draw(points: Sequence[Point], made: Comparison, out: Path) -> None:
         if all(found):
             label = {"local": "training alone"}.get(model, f"{model} model")
             models[label] = np.array(found, float)
-    swept = Swept(values, models)
-    draw_sweep(swept, key, f"{split} {metric}", out / "figures" / "sweep.pdf")
+    path = out / "figures" / "sweep.pdf"
+    draw_sweep(values, models, key, f"{split} {metric}", path)

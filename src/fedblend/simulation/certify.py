@@ -26,7 +26,7 @@ from fedblend.simulation.compile import Program
 from fedblend.simulation.evaluate import personal
 from fedblend.simulation.rounds import Members, Settings, shard_of
 from fedblend.simulation.run import Run
-from fedblend.theory.certificate import Certificate, certify
+from fedblend.theory.bounds import Certificate, certify
 from fedblend.trees import squared_norm
 
 

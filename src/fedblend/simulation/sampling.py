@@ -26,7 +26,7 @@ from fedblend.checks import PART, Number, fits, optional, words
 from fedblend.core import Key, Needs
 from fedblend.data.federated import FederatedData
 from fedblend.errors import SettingError, UserError
-from fedblend.theory.poisson import largest_cohort
+from fedblend.theory.privacy import largest_cohort
 
 NOBODY = -1
 """In place of an id, after the last client of a cohort of random size."""
@@ -421,7 +421,7 @@ def poisson(
     """As ``cohorts``, each client with the chance size / clients by itself.
 
     A round's ids are followed by ``NOBODY``. Of a cohort for which there is no room the
-    last clients are left out; ``theory.poisson`` accounts for the chance of it.
+    last clients are left out; ``theory.privacy`` accounts for the chance of it.
 
     Args:
         root: the lots are a function of it, unless they are secret.

@@ -29,10 +29,9 @@ from those of f_i, the weights alpha_i and the pure local models x_i::
 
     L_alpha = mean alpha_i^2 L_i        mu_alpha = mean alpha_i^2 mu_i
     w_i = alpha_i^2 L_i / (n L_alpha)   x_avg = sum w_i x_i
-    V = sum w_i |x_i - x_avg|^2         D = max |x_i - x_j|^2        M = mean L_i^2
+    V = sum w_i |x_i - x_avg|^2
 
-f~ is L_alpha-smooth and mu_alpha-strongly convex (Proposition 2). D is a SQUARED
-distance, as in the proofs; statements of the paper print it without the square.
+f~ is L_alpha-smooth and mu_alpha-strongly convex (Proposition 2).
 
 Gasanov, Khaled, Horvath, Richtarik, "FLIX: A Simple and Communication-Efficient
 Alternative to Local Methods in Federated Learning" (AISTATS 2022),
@@ -44,22 +43,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys, trees
-from fedblend.batches import everything
-from fedblend.checks import ALPHA, CHANCE, COUNT, NOT_NEGATIVE, Number, gate
-from fedblend.core import Key, Loss, PyTree, Shard
+from fedblend.checks import ALPHA, NOT_NEGATIVE, Number
+from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import UserError
-from fedblend.losses import objective
 
 EXACT_LIMIT = 1500
 """Matrices up to this order are solved exactly, which takes about a second."""
 
-FAILURE = 1e-12
-"""The probability that a bound by Lanczos fails."""
+FAILURE, TOLERANCE = 1e-12, 0.01
+"""The probability that a bound by Lanczos fails, and by how much it is too large."""
 
 ANY_BY_CLIENT = Number(clients=True)
 
@@ -67,22 +62,12 @@ ANY_BY_CLIENT = Number(clients=True)
 class Smoothness(NamedTuple):
     """The constants of all clients.
 
-    ``smooth`` is L_i and ``convex`` is mu_i, [clients] in float64. ``exact``: they are
-    the best possible ones. ``certain``: true L_i are no larger and true mu_i no
-    smaller, so that every theorem holds with them; False for estimates.
+    ``smooth`` is L_i and ``convex`` is mu_i, [clients] in float64. True L_i are no
+    larger and true mu_i no smaller. ``exact``: they are the best possible ones.
     """
 
     smooth: np.ndarray
     convex: np.ndarray
-    exact: bool
-    certain: bool = True
-
-
-class Extremes(NamedTuple):
-    """The smallest and the largest eigenvalue; bounds where not ``exact``."""
-
-    smallest: float
-    largest: float
     exact: bool
 
 
@@ -102,7 +87,7 @@ def logistic(
     >>> logistic(federate(rows, [np.arange(2)]), l2=0.1).smooth
     array([0.6])
     """
-    return _linear(federated_data, l2, intercept, 0.25, np.zeros_like)
+    return _linear(federated_data, l2, intercept, 0.25)
 
 
 def softmax(
@@ -115,27 +100,21 @@ def softmax(
     (Annals of the Institute of Statistical Mathematics 44(1), 1992),
     bohning1992multinomial. Arguments as for ``logistic``.
     """
-    bound = _linear(federated_data, l2, intercept, 0.5, np.zeros_like)
-    return bound._replace(exact=False)
+    return _linear(federated_data, l2, intercept, 0.5)._replace(exact=False)
 
 
 def least_squares(
     federated_data: FederatedData, l2: float = 0.0, intercept: bool = False
 ) -> Smoothness:
     """Of half the squared error on linear outputs. Arguments as for ``logistic``."""
-    return _linear(federated_data, l2, intercept, 1.0, np.copy)
+    return _linear(federated_data, l2, intercept, 1.0, strong=True)
 
 
 def quadratics(federated_data: FederatedData) -> Smoothness:
     """Of the mean of ``1/2 x^T A x - b^T x`` over rows ``(A, b)``."""
-    values = np.array(
-        [
-            np.linalg.eigvalsh(np.asarray(matrices, np.float64).mean(axis=0))[[0, -1]]
-            for matrices, _ in map(
-                federated_data.train.rows, range(federated_data.clients)
-            )
-        ]
-    )
+    rows = map(federated_data.train.rows, range(federated_data.clients))
+    means = [np.asarray(matrices, np.float64).mean(axis=0) for matrices, _ in rows]
+    values = np.array([np.linalg.eigvalsh(mean)[[0, -1]] for mean in means])
     return Smoothness(np.abs(values).max(axis=1), np.maximum(values[:, 0], 0), True)
 
 
@@ -144,150 +123,57 @@ def _linear(
     l2: float,
     intercept: bool,
     curvature: float,
-    lowest: Callable[[np.ndarray], np.ndarray],
+    strong: bool = False,
 ) -> Smoothness:
-    """The constants of a loss whose curvature in a score is at most ``curvature``."""
-    NOT_NEGATIVE("l2", l2)
-    found = [
-        _gram(federated_data, client, intercept)
-        for client in range(federated_data.clients)
-    ]
-    counts = np.asarray(federated_data.train.counts, np.float64)
-    largest = np.array([extremes.largest for extremes in found])
-    smallest = np.array([extremes.smallest for extremes in found])
-    exact = all(extremes.exact for extremes in found)
-    convex = lowest(curvature * smallest / counts) + l2
-    return Smoothness(curvature * largest / counts + l2, convex, exact)
+    """The constants of a loss whose curvature in a score is at most ``curvature``.
 
-
-def _gram(federated_data: FederatedData, client: int, intercept: bool) -> Extremes:
-    inputs = np.asarray(federated_data.train.rows(client)[0], np.float64)
-    inputs = inputs.reshape(len(inputs), -1)
-    if intercept:
-        inputs = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
-    return gram_extremes(inputs, EXACT_LIMIT)
-
-
-@gate(points=COUNT, radius=NOT_NEGATIVE, products=COUNT)
-def estimated(
-    loss: Loss,
-    params: PyTree,
-    federated_data: FederatedData,
-    key: Key,
-    *,
-    points: int = 4,
-    radius: float = 1.0,
-    products: int = 50,
-) -> Smoothness:
-    """Estimates for any loss, by power iteration on Hessian-vector products.
-
-    L_i is the largest magnitude of an eigenvalue at the sampled points, mu_i the
-    smallest eigenvalue, at least 0. Elsewhere the Hessian may be larger, and power
-    iteration stops early, so that L_i tends to be too small: use a step from it as a
-    start for tuning.
-
-    Args:
-        loss: one number for every row.
-        params: the center of the sampled points, itself the first of them.
-        federated_data: whose training rows.
-        key: of the points and of the starts of power iteration.
-        points: number of points.
-        radius: their distance from ``params``.
-        products: number of products with the Hessian for each eigenvalue.
+    ``strong``: it has this curvature everywhere.
     """
-    train = federated_data.train
-    center, layout = trees.ravel(params)
-
-    def extremes(shard, point_key, distance):
-        batch = everything(shard)
-        gradient = jax.grad(lambda x: objective(loss, trees.unravel(x, layout), batch))
-        place = center + distance * _direction(keys.named(point_key, "point"), center)
-        start = _direction(keys.named(point_key, "start"), center)
-
-        def hessian(vector):
-            return jax.jvp(gradient, (place,), (vector,))[1]
-
-        size = jnp.abs(_power(hessian, start, products))
-        above = _power(lambda v: size * v - hessian(v), start, products)
-        return size, size - above
-
-    def of_client(client):
-        id, start, count = client
-        shard = Shard(train.examples, start, count, id, train.capacity)
-        point_keys = jax.random.split(keys.at(key, "smoothness", client=id), points)
-        pairs = (point_keys, jnp.where(jnp.arange(points) == 0, 0.0, radius))
-        largest, smallest = jax.lax.map(lambda pair: extremes(shard, *pair), pairs)
-        return largest.max(), jnp.maximum(smallest.min(), 0)
-
-    numbers = (np.arange(federated_data.clients), train.starts, train.counts)
-    as_arrays = tuple(jnp.asarray(number, jnp.int32) for number in numbers)
-    largest, smallest = jax.lax.map(of_client, as_arrays)
-    return Smoothness(
-        np.asarray(largest, np.float64),
-        np.asarray(smallest, np.float64),
-        exact=False,
-        certain=False,
-    )
-
-
-def _direction(key: Key, like: jax.Array) -> jax.Array:
-    """A random vector of length 1."""
-    vector = jax.random.normal(key, like.shape, like.dtype)
-    return vector / jnp.linalg.norm(vector)
-
-
-def _power(product, start: jax.Array, products: int) -> jax.Array:
-    """The Rayleigh quotient after some products with a symmetric matrix."""
-
-    def improve(_, vector):
-        longer = product(vector)
-        length = jnp.linalg.norm(longer)
-        return jnp.where(length > 0, longer / jnp.where(length > 0, length, 1), vector)
-
-    vector = jax.lax.fori_loop(0, products, improve, start)
-    return jnp.vdot(vector, product(vector))
+    NOT_NEGATIVE("l2", l2)
+    found = []
+    for client in range(federated_data.clients):
+        inputs = np.asarray(federated_data.train.rows(client)[0], np.float64)
+        inputs = inputs.reshape(len(inputs), -1)
+        if intercept:
+            inputs = np.pad(inputs, ((0, 0), (0, 1)), constant_values=1.0)
+        found.append((*gram_extremes(inputs), len(inputs)))
+    smallest, largest, exact, counts = (np.array(of) for of in zip(*found, strict=True))
+    convex = curvature * strong * smallest / counts + l2
+    return Smoothness(curvature * largest / counts + l2, convex, bool(exact.all()))
 
 
 def gram_extremes(
-    rows: np.ndarray, exact_limit: int = EXACT_LIMIT, tolerance: float = 0.01
-) -> Extremes:
-    """The smallest and the largest eigenvalue of ``rows^T rows``.
+    rows: np.ndarray, exact_limit: int = EXACT_LIMIT
+) -> tuple[float, float, bool]:
+    """The smallest and the largest eigenvalue of ``rows^T rows``; are they exact?
 
     Args:
         rows: a matrix [rows, dim].
         exact_limit: above this, for the smaller side, the largest eigenvalue is an
             upper bound by Lanczos and the smallest the lower bound 0.
-        tolerance: the bound is too large by at most this fraction.
     """
     rows = np.asarray(rows, np.float64)
     count, dim = rows.shape
     if min(count, dim) > exact_limit:
-        largest = largest_eigenvalue(lambda v: rows.T @ (rows @ v), dim, tolerance)
-        return Extremes(0.0, largest, exact=False)
+        return 0.0, largest_eigenvalue(lambda v: rows.T @ (rows @ v), dim), False
     small_side = rows @ rows.T if count < dim else rows.T @ rows
     values = np.linalg.eigvalsh(small_side)
     smallest = 0.0 if count < dim else max(float(values[0]), 0.0)
-    return Extremes(smallest, max(float(values[-1]), 0.0), exact=True)
+    return smallest, max(float(values[-1]), 0.0), True
 
 
-def largest_eigenvalue(
-    product: Callable[[np.ndarray], np.ndarray],
-    dim: int,
-    tolerance: float = 0.01,
-    seed: int = 0,
-) -> float:
+def largest_eigenvalue(product: Callable[[np.ndarray], np.ndarray], dim: int) -> float:
     """An upper bound on the largest eigenvalue of a positive semidefinite matrix.
 
     Args:
         product: the matrix times a vector.
         dim: the length of the vector.
-        tolerance: the bound is too large by at most this fraction.
-        seed: of the random start.
     """
-    CHANCE("tolerance", tolerance)
+    from scipy.linalg import eigvalsh_tridiagonal
+
     odds = math.log(1.648 * math.sqrt(dim) / FAILURE)
-    products = min(dim, math.ceil((odds / math.sqrt(tolerance) + 1) / 2))
-    start = np.random.default_rng(seed).standard_normal(dim)
+    products = min(dim, math.ceil((odds / math.sqrt(TOLERANCE) + 1) / 2))
+    start = np.random.default_rng(0).standard_normal(dim)
     basis = [start / np.linalg.norm(start)]
     diagonal, off_diagonal = [], []
     for _ in range(products):
@@ -302,16 +188,14 @@ def largest_eigenvalue(
         off_diagonal.append(length)
         basis.append(vector / length)
     inner = off_diagonal[: len(diagonal) - 1]
-    tridiagonal = np.diag(diagonal) + np.diag(inner, 1) + np.diag(inner, -1)
-    return max(float(np.linalg.eigvalsh(tridiagonal)[-1]), 0.0) / (1 - tolerance)
+    values = eigvalsh_tridiagonal(np.array(diagonal), np.array(inner))
+    return max(float(values[-1]), 0.0) / (1 - TOLERANCE)
 
 
-class Mixture(NamedTuple):
+class MixtureConstants(NamedTuple):
     """The constants of f~; see the text of this module.
 
-    ``alpha`` and ``smoothness`` are per client, ``average`` is x_avg as a vector,
-    ``clients`` is n, ``mean_smooth`` the unweighted mean of L_i and ``mean_convex``
-    that of mu_i.
+    ``alpha`` and ``smoothness`` are per client, ``average`` is x_avg as a vector.
     """
 
     alpha: np.ndarray
@@ -320,25 +204,14 @@ class Mixture(NamedTuple):
     mu_alpha: float
     average: np.ndarray
     V: float
-    D: float
 
     @property
     def clients(self) -> int:
         """The number of clients, n."""
         return len(self.alpha)
 
-    @property
-    def mean_smooth(self) -> float:
-        """The mean of L_i, in the paper L with a hat."""
-        return float(self.smoothness.smooth.mean())
 
-    @property
-    def mean_convex(self) -> float:
-        """The mean of mu_i, in the paper mu with a hat."""
-        return float(self.smoothness.convex.mean())
-
-
-def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> Mixture:
+def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> MixtureConstants:
     """All constants of f~.
 
     Args:
@@ -352,14 +225,13 @@ def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> Mixture:
     if len(models) != len(alpha):
         raise ValueError(f"personal: {len(models)} models for {len(alpha)} clients")
     own = weights(alpha, smoothness)
-    return Mixture(
+    return MixtureConstants(
         alpha=alpha,
         smoothness=smoothness,
         L_alpha=L_alpha(alpha, smoothness),
         mu_alpha=mu_alpha(alpha, smoothness),
         average=own @ models,
         V=V(models, own),
-        D=D(models),
     )
 
 
@@ -413,20 +285,9 @@ def weights(alpha, smoothness: Smoothness) -> np.ndarray:
 
     Uniform where all of them are 0: any average will do.
     """
-    return _normalized(smoothness_of_parts(alpha, smoothness))
-
-
-def stationary_weights(alpha, smoothness: Smoothness) -> np.ndarray:
-    """Weights of x_avg for stationary points: ``alpha_i^4 L_i^2``, normalized.
-
-    Theorem 3, whose V is the one under these weights.
-    """
-    return _normalized(smoothness_of_parts(alpha, smoothness) ** 2)
-
-
-def _normalized(raw: np.ndarray) -> np.ndarray:
-    total = raw.sum()
-    return raw / total if total > 0 else np.full(len(raw), 1 / len(raw))
+    parts = smoothness_of_parts(alpha, smoothness)
+    total = parts.sum()
+    return parts / total if total > 0 else np.full(len(parts), 1 / len(parts))
 
 
 def V(personal: PyTree, weights: np.ndarray) -> float:
@@ -434,14 +295,3 @@ def V(personal: PyTree, weights: np.ndarray) -> float:
     models = stacked(personal)
     gaps = models - weights @ models
     return float(weights @ np.einsum("nd,nd->n", gaps, gaps))
-
-
-def D(personal: PyTree) -> float:
-    """``max |x_i - x_j|^2``: the largest squared distance of two models."""
-    models = stacked(personal)
-    return max(float(((models - own) ** 2).sum(axis=1).max()) for own in models)
-
-
-def M(smoothness: Smoothness) -> float:
-    """``mean L_i^2``, of the one-shot theorem for stationary points (Theorem 3)."""
-    return float(np.mean(smoothness.smooth**2))

@@ -32,19 +32,19 @@ As ``sum e_i = 0``, a communication makes Psi, in expectation, ``sum
 cancel for this eta. That is Scaffnew's with another weight of the controls.
 
 *A round* is one communication and the steps before it, geometric(p) of them. The papers
-count steps: ``(1 - zeta)^t`` after t steps, pt of which communicate on average; that is
-``typical``. For the expected Psi after a given number of rounds the number of steps is
-random and not independent of Psi, and this module proves its own factor 1 - d. Let P^2
-be the second part of zeta, and c the first one. Where a step ends at a distance
-``|w + P v|`` from x* with ``|w|^2 <= (1 - c) Psi_x`` and ``|v|^2 = Psi_h``, and stops
-with probability p, ``E Psi <= (1 - d) Psi`` follows by induction over the steps of a
-round if, for some theta > 0::
+count steps: ``(1 - zeta)^t`` after t steps, pt of which communicate on average. For the
+expected Psi after a given number of rounds the number of steps is random and not
+independent of Psi, and this module proves its own factor 1 - d. Let P^2 be the second
+part of zeta, and c the first one. Where a step ends at a distance ``|w + P v|`` from x*
+with ``|w|^2 <= (1 - c) Psi_x`` and ``|v|^2 = Psi_h``, and stops with probability p, ``E
+Psi <= (1 - d) Psi`` follows by induction over the steps of a round if, for some theta >
+0::
 
     d (1 - (1-c) (1-p) (1 - P theta)) <= c
     d (1 - (1-p) (1 + P^2) + P (1-p)/theta) <= P^2
 
-For p = 1 it is ``d = c``, gradient descent's; for small p, between 2/3 and all of what
-``typical`` has.
+For p = 1 it is ``d = c``, gradient descent's; for small p, a round does between 2/3 and
+all of what 1/p steps do.
 
 LoCoDL needs a strongly convex g: half of the smallest m_i, as ``moved/2 |x|^2``, moves
 from every f~_i to g, or comes on top of the server's loss. Where f~_i are not strongly
@@ -77,16 +77,15 @@ from fedblend.checks import (
     COUNT,
     FLAG,
     NOT_NEGATIVE,
-    POSITIVE,
     Number,
     gate,
     optional,
     words,
 )
 from fedblend.errors import UserError
-from fedblend.theory.bounds import Curve, one_shot, start_distance
+from fedblend.theory.bounds import Bound, one_shot, start_distance
 from fedblend.theory.constants import (
-    Mixture,
+    MixtureConstants,
     Smoothness,
     smoothness_of_parts,
     squared_alpha,
@@ -101,17 +100,14 @@ class LocalTraining(NamedTuple):
     """What theory chooses for a method whose coin says when to communicate.
 
     ``rates`` are the steps gamma_i of f_i (Scafflix) or of f~_i (all others), one for
-    every client; ``steps`` is 1/p, the mean number of local steps of a round. A step
-    multiplies the expected Psi by ``1 - contraction``, a round by ``factor``.
-    ``relaxation`` is LoCoDL's rho and ``moved`` as in the text of this module; ``dual``
-    is P^2/p^2, 1 for Scaffnew and Scafflix.
+    every client; ``steps`` is 1/p, the mean number of local steps of a round. A round
+    multiplies the expected Psi by ``factor``. ``dual`` is P^2/p^2, 1 for Scafflix;
+    ``moved`` is LoCoDL's.
     """
 
     rates: np.ndarray
     steps: int
-    contraction: float
     factor: float
-    relaxation: float = 1.0
     dual: float = 1.0
     moved: float = 0.0
 
@@ -119,27 +115,6 @@ class LocalTraining(NamedTuple):
     def p(self) -> float:
         """The probability of a communication."""
         return 1 / self.steps
-
-    @property
-    def typical(self) -> float:
-        """The papers' factor for a round of the mean number of steps."""
-        return (1 - self.contraction) ** self.steps
-
-
-@gate(**KNOWN, steps=optional(COUNT))
-def scaffnew(alpha, smoothness: Smoothness, steps: int | None = None) -> LocalTraining:
-    """Scaffnew on f~, with one rate for all clients.
-
-    Args:
-        alpha: the weight of the shared model, a number or one for every client.
-        smoothness: of all f_i.
-        steps: 1/p; None for about ``sqrt(max l_i/min m_i)``.
-    """
-    parts = smoothness_of_parts(alpha, smoothness)
-    convex = squared_alpha(alpha, smoothness) * smoothness.convex
-    rate = 1 / _positive(float(parts.max()), "scaffnew", "alpha of some client")
-    rates = np.full(len(parts), rate)
-    return _with_coin(rates, parts, convex, steps, "scaffnew")
 
 
 @gate(**KNOWN, steps=optional(COUNT), longer=FLAG)
@@ -159,8 +134,10 @@ def scafflix(
     shares = squared_alpha(alpha, smoothness) > 0
     _positive(float(shares.max()), "scafflix", "alpha of some client")
     rates = scafflix_rates(smoothness.smooth, smoothness.convex, longer)
-    chosen = rates[shares], smoothness.smooth[shares], smoothness.convex[shares]
-    return _with_coin(*chosen, steps, "scafflix")._replace(rates=rates)
+    own, smooth, convex = (of[shares] for of in (rates, *smoothness[:2]))
+    _positive(float(convex.min()), "scafflix", "convexity of every f_i")
+    usual = math.sqrt(1 / float((own * convex).min()))
+    return _chosen(rates, min(map(_shrinks, own, smooth, convex)), 1.0, steps or usual)
 
 
 @gate(
@@ -176,7 +153,6 @@ def locodl(
     *,
     masks: str = "own",
     steps: int | None = None,
-    central: tuple[float, float] | None = None,
     moved: float | None = None,
 ) -> LocalTraining:
     """LoCoDL on f~ plus g, with one rate and compressors of variance omega.
@@ -188,8 +164,6 @@ def locodl(
         masks: "own" for compressors drawn independently, "one" if all clients send the
             same entries.
         steps: 1/p; None for about ``sqrt(kappa/((1 + omega_av) (1 + 2 omega)))``.
-        central: smoothness and convexity of the server's loss, with its weight in the
-            problem; None where there is none.
         moved: what moves from every f~_i to g; None for half of the smallest m_i.
     """
     parts = smoothness_of_parts(alpha, smoothness)
@@ -199,22 +173,11 @@ def locodl(
     if not own < least:
         allowed = f"below {least:g}, the smallest convexity of all f_i mixed"
         raise UserError("locodl: moved", own, allowed)
-    top, low = central or (0.0, 0.0)
-    largest = max(float(parts.max()) - own, top + own)
-    smallest = _positive(min(least - own, low + own), "locodl", "convexity of g")
-    rate = 2 / (largest + smallest)
-    relaxation, dual = relaxed(omega, len(parts), masks)
-    primal = _shrinks(rate, largest, smallest)
-    whole = steps or _whole(math.sqrt(dual / primal))
-    return LocalTraining(
-        rates=np.full(len(parts), rate),
-        steps=whole,
-        contraction=min(primal, dual / whole**2),
-        factor=1 - per_round(1 / whole, math.sqrt(dual) / whole, primal),
-        relaxation=relaxation,
-        dual=dual,
-        moved=own,
-    )
+    largest = max(float(parts.max()) - own, own)
+    smallest = _positive(min(least - own, own), "locodl", "convexity of g")
+    rate, dual = 2 / (largest + smallest), relaxed(omega, len(parts), masks)[1]
+    rates, primal = np.full(len(parts), rate), _shrinks(rate, largest, smallest)
+    return _chosen(rates, primal, dual, steps)._replace(moved=own)
 
 
 def scafflix_rates(smooth: Any, convex: Any, longer: bool) -> Any:
@@ -262,16 +225,11 @@ def compressed_scaffnew(
     name = "compressed_scaffnew"
     least = _positive(float(convex.min()), name, "convexity of every f_i mixed")
     rate = 2 / (float(parts.max()) + least)
-    dual = dealt_scales(len(parts), copies)[1]
-    primal = _shrinks(rate, float(parts.max()), least)
-    whole = steps or _whole(math.sqrt(dual / primal))
-    return LocalTraining(
-        rates=np.full(len(parts), rate),
-        steps=whole,
-        contraction=min(primal, dual / whole**2),
-        factor=1 - per_round(1 / whole, math.sqrt(dual) / whole, primal),
-        dual=dual,
+    primal, dual = (
+        _shrinks(rate, float(parts.max()), least),
+        dealt_scales(len(parts), copies)[1],
     )
+    return _chosen(np.full(len(parts), rate), primal, dual, steps)
 
 
 def dealt_scales(clients: int, copies: int) -> tuple[float, float]:
@@ -284,35 +242,13 @@ def dealt_scales(clients: int, copies: int) -> tuple[float, float]:
     return eta, eta * part
 
 
-@gate(
-    clients=Number(least=2, whole=True),
-    dim=COUNT,
-    up=NOT_NEGATIVE,
-    down=NOT_NEGATIVE,
-)
-def cheapest_copies(
-    clients: int, dim: int, *, up: float = 1.0, down: float = 1.0
-) -> int:
-    """The s of CompressedScaffnew that is cheapest, by the prices of a number each way.
-
-    A round costs ``up ceil(s d/n) + down d``, and theory needs some ``sqrt(kappa)/P``
-    rounds for the p at which P^2 is c.
-    """
-
-    def cost(copies: int) -> float:
-        price = up * math.ceil(copies * dim / clients) + down * dim
-        return price / math.sqrt(dealt_scales(clients, copies)[1])
-
-    return min(range(2, clients + 1), key=cost)
-
-
-def _with_coin(rates, smooth, convex, steps: int | None, name: str) -> LocalTraining:
-    """The choice of Scaffnew or Scafflix, of the clients that share."""
-    _positive(float(convex.min()), name, "convexity of every f_i")
-    primal = min(map(_shrinks, rates, smooth, convex))
-    whole = steps or _whole(math.sqrt(1 / float((rates * convex).min())))
-    factor = 1 - per_round(1 / whole, 1 / whole, primal)
-    return LocalTraining(rates, whole, min(primal, 1 / whole**2), factor)
+def _chosen(
+    rates: np.ndarray, primal: float, dual: float, steps: float | None
+) -> LocalTraining:
+    """With the whole number of steps nearest to the best, if none is given."""
+    whole = max(round(steps or math.sqrt(dual / primal)), 1)
+    factor = 1 - per_round(1 / whole, math.sqrt(dual) / whole, primal)
+    return LocalTraining(rates, whole, factor, dual)
 
 
 def per_round(p: float, dual: float, primal: float) -> float:
@@ -328,7 +264,7 @@ def per_round(p: float, dual: float, primal: float) -> float:
     return float(np.minimum(primal / near, dual**2 / far).max())
 
 
-def scafflix_bound(chosen: LocalTraining, known: Mixture) -> Curve:
+def scafflix_bound(chosen: LocalTraining, known: MixtureConstants) -> Bound:
     """E f~(x^k) - min f~ after k rounds of Scafflix from x_avg, with controls at 0.
 
     ``L_alpha/2 factor^k Psi^0/sum a_i`` with ``a_i = alpha_i^2/gamma_i``: all x_i are
@@ -339,20 +275,20 @@ def scafflix_bound(chosen: LocalTraining, known: Mixture) -> Curve:
     return _bound(chosen, known, weights, chosen.rates * known.smoothness.smooth)
 
 
-def scaffnew_bound(chosen: LocalTraining, known: Mixture) -> Curve:
+def scaffnew_bound(chosen: LocalTraining, known: MixtureConstants) -> Bound:
     """The same of Scaffnew, also compressed, on f~: ``gamma_i = alpha_i^2 rate``."""
     parts = smoothness_of_parts(known.alpha, known.smoothness)
     return _bound(chosen, known, 1 / chosen.rates, chosen.rates * parts)
 
 
-def _bound(chosen: LocalTraining, known: Mixture, weights, reach) -> Curve:
+def _bound(chosen: LocalTraining, known: MixtureConstants, weights, reach) -> Bound:
     noise = known.clients * float(reach.max()) * known.L_alpha * known.V
     scale = chosen.p**2 * chosen.dual * float(weights.sum())
     start = start_distance(known) + noise / scale
-    return Curve(known.L_alpha / 2 * start, chosen.factor, 0.0, one_shot(known))
+    return Bound(known.L_alpha / 2 * start, chosen.factor, 0.0, one_shot(known))
 
 
-def locodl_bound(chosen: LocalTraining, known: Mixture) -> Curve:
+def locodl_bound(chosen: LocalTraining, known: MixtureConstants) -> Bound:
     """E f~(y^k) - min f~ after k rounds of LoCoDL from x_avg, without a central loss.
 
     ``n/gamma |y - x*|^2 <= Psi``, and Psi^0 has ``sum |grad f~_i(x*)|^2 + 2 n moved^2
@@ -364,26 +300,12 @@ def locodl_bound(chosen: LocalTraining, known: Mixture) -> Curve:
     slopes = largest * known.L_alpha * known.V + 2 * chosen.moved**2 * length
     scale = float(chosen.rates[0]) ** 2 / (chosen.p**2 * chosen.dual)
     start = known.L_alpha / 2 * (2 * away + scale * slopes)
-    return Curve(start, chosen.factor, 0.0, one_shot(known))
-
-
-@gate(eps=POSITIVE)
-def rounds_to(curve: Curve, eps: float) -> int | None:
-    """The rounds after which a bound is at most eps; None if it never is."""
-    if curve.at_start <= eps:
-        return 0
-    if not curve.factor < 1 or curve.floor >= eps:
-        return None
-    return max(math.ceil(math.log((eps - curve.floor) / curve.start, curve.factor)), 1)
+    return Bound(start, chosen.factor, 0.0, one_shot(known))
 
 
 def _shrinks(rate: float, smooth: float, convex: float) -> float:
     """``1 - max(|1 - rate convex|, |1 - rate smooth|)^2``."""
     return 1 - max(abs(1 - rate * convex), abs(1 - rate * smooth)) ** 2
-
-
-def _whole(steps: float) -> int:
-    return max(round(steps), 1)
 
 
 def _positive(value: float, name: str, what: str) -> float:

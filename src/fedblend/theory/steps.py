@@ -11,14 +11,11 @@ that are drawn independently by each client, and memories that follow at rates b
     DCGD, only convex      a quarter of the above
     DIANA, only convex     a quarter of 1/(L_alpha + 2 max(l_i omega_i)/n
                              + 4 max(b_i omega_i l_i)/(n min b_i))
-    DCGD, nonconvex        min(1/L_alpha, sqrt(n/(2 L_alpha max(l_i omega_i) T)))
     accelerated            1/L_alpha with momentum (sqrt(kappa) - 1)/(sqrt(kappa) + 1)
     perm-k                 1/(2 max l_i); half of it, only convex
-    EF21, EF21-P           the root of a quadratic equation, see ``error_feedback``
-    DIANA, nonconvex       min(1/(2 sqrt(e)), 2/(sqrt(1 + 8e) + 1))/R,
-                           R^2 = mean l_i^2,  e = (1+omega) omega (3 + 2 omega)/n
+    EF21, EF21-P           the root of a quadratic equation, see ``lyapunov``
 
-q_i is between 1 and 4 where kappa is large, and ``theory.diana`` derives it. Where all
+q_i is between 1 and 4 where kappa is large, and ``lyapunov`` derives it. Where all
 alpha_i are 0, f~ is constant and steps are 0.
 
 Perm-k: every entry of the mean comes from one client, drawn uniformly, so that the mean
@@ -36,11 +33,7 @@ Accelerated: Nesterov's method for constants that are known, ``x+ = y - grad f~(
 section 2.2. Momentum at the server as optax has it runs the same y.
 
 Where this differs from the paper: its strongly convex DIANA has the step of the convex
-one times 4, which is smaller. Its nonconvex DCGD allows 1/L_alpha for any number of
-rounds T, with a bound that grows like ``c^T``; the horizon keeps that factor below e.
-Its nonconvex DIANA has L_alpha in place of R, which is wrong where one client is much
-less smooth than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^2 <= R^2
-|x - y|^2``. Reference and numbers of theorems: see ``constants``.
+one times 4, which is smaller. Reference and numbers of theorems: see ``constants``.
 """
 
 import math
@@ -51,7 +44,6 @@ import numpy as np
 
 from fedblend.checks import (
     ALPHA,
-    COUNT,
     NOT_NEGATIVE,
     Instance,
     Number,
@@ -67,8 +59,7 @@ from fedblend.theory.constants import (
     smoothness_of_parts,
     squared_alpha,
 )
-from fedblend.theory.diana import Guarantee, best
-from fedblend.theory.error_feedback import longest
+from fedblend.theory.lyapunov import DianaRate, best_diana, longest_with_feedback
 
 KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 
@@ -89,6 +80,23 @@ def at_alpha(step: float, alpha: Any) -> Any:
     8.0
     """
     return step / jnp.where(alpha > 0, jnp.square(alpha), 1.0)
+
+
+class Solver(NamedTuple):
+    """A solver of f~ by its name in this module, and its compressors.
+
+    "dgd", "accelerated" and "perm_k" have none; "dcgd" and "diana" have ``omega``,
+    "ef21" and "downlink" have ``delta``.
+    """
+
+    name: str = "dgd"
+    omega: float | np.ndarray | None = 0.0
+    memory_rate: float | np.ndarray | None = None
+    delta: float | np.ndarray | None = None
+
+
+DGD = Solver()
+"""Gradient descent, uncompressed."""
 
 
 class Accelerated(NamedTuple):
@@ -122,7 +130,7 @@ def perm_k_convex(alpha, smoothness: Smoothness) -> float:
 
 @gate(**KNOWN)
 def ef21(alpha, smoothness: Smoothness, delta) -> float:
-    """EF21, for any mu and also where f_i are not convex; see ``error_feedback``.
+    """EF21, for any mu and also where f_i are not convex; see ``lyapunov``.
 
     Args:
         alpha: the weight of the shared model, a number or one for every client.
@@ -135,7 +143,7 @@ def ef21(alpha, smoothness: Smoothness, delta) -> float:
         return 0.0
     spread = math.sqrt(float(np.mean(parts**2)))
     own = L_alpha(alpha, smoothness), spread, mu_alpha(alpha, smoothness)
-    return longest(*own, least)
+    return longest_with_feedback(*own, least)
 
 
 @gate(**KNOWN)
@@ -144,7 +152,7 @@ def downlink(alpha, smoothness: Smoothness, delta: float) -> float:
     least, top = least_contraction(delta, 1), L_alpha(alpha, smoothness)
     if top == 0:
         return 0.0
-    return longest(top, top, mu_alpha(alpha, smoothness), least)
+    return longest_with_feedback(top, top, mu_alpha(alpha, smoothness), least)
 
 
 @gate(**KNOWN)
@@ -166,21 +174,9 @@ def dcgd_convex(alpha, smoothness: Smoothness, omega) -> float:
     return _inverse(_dcgd_bound(alpha, smoothness, omega)) / 4
 
 
-@gate(**KNOWN, horizon=COUNT)
-def dcgd_nonconvex(alpha, smoothness: Smoothness, omega, horizon: int) -> float:
-    """Compressed gradient descent for ``horizon`` rounds in all (Theorem 8).
-
-    Other arguments as for ``dcgd``.
-    """
-    top, noise = L_alpha(alpha, smoothness), _noise(alpha, smoothness, omega)
-    if noise == 0:
-        return _inverse(top)
-    return min(1 / top, math.sqrt(1 / (2 * top * noise * horizon)))
-
-
 @gate(**KNOWN)
 def diana(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
-    """DIANA, strongly convex: Theorem 5 with a longer step, see ``theory.diana``.
+    """DIANA, strongly convex: Theorem 5 with a longer step, see ``lyapunov``.
 
     Args:
         alpha: the weight of the shared model, a number or one for every client.
@@ -195,7 +191,7 @@ def diana(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
 @gate(**KNOWN)
 def diana_guarantee(
     alpha, smoothness: Smoothness, omega, memory_rate=None
-) -> Guarantee:
+) -> DianaRate:
     """The step of ``diana``, what a round contracts by, and the Lyapunov weights.
 
     Arguments as for ``diana``.
@@ -205,54 +201,15 @@ def diana_guarantee(
     own = variances(omega, len(parts))
     rates = memory_rates(omega, len(parts), memory_rate)
     if not parts.any():
-        return Guarantee(0.0, 1.0, np.zeros(len(parts)))
+        return DianaRate(0.0, 1.0, np.zeros(len(parts)))
     smooth, convex = L_alpha(alpha, smoothness), mu_alpha(alpha, smoothness)
-    return best(parts, smooth, convex, own, rates)
+    return best_diana(parts, smooth, convex, own, rates)
 
 
 @gate(**KNOWN)
 def diana_convex(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
     """DIANA, convex (Theorem 7). Arguments as for ``diana``."""
     return _inverse(_diana_bound(alpha, smoothness, omega, memory_rate)) / 4
-
-
-@gate(**KNOWN)
-def diana_nonconvex(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
-    """DIANA, nonconvex, with memories that start at the gradient (Theorem 9).
-
-    One omega, the largest, and one b for all clients; by default 1/(omega + 1).
-    Arguments as for ``diana``.
-    """
-    clients = len(smoothness.smooth)
-    worst = float(variances(omega, clients).max())
-    if memory_rate is not None:
-        low, high = memory_range(worst)
-        rates = per_client("memory_rate", memory_rate, clients)
-        rounding = 1e-12
-        if not (low * (1 - rounding) <= rates[0] <= high * (1 + rounding)) or any(
-            rates != rates[0]
-        ):
-            raise ValueError(
-                f"memory_rate: {memory_rate} is not one number in "
-                f"[{low:g}, {high:g}] for omega {worst:g}"
-            )
-    if worst == 0:
-        return dgd(alpha, smoothness)
-    root = math.sqrt(float(np.mean(smoothness_of_parts(alpha, smoothness) ** 2)))
-    e = (1 + worst) * worst * (3 + 2 * worst) / clients
-    return _inverse(root) * min(1 / (2 * math.sqrt(e)), 2 / (math.sqrt(1 + 8 * e) + 1))
-
-
-def memory_range(omega: float) -> tuple[float, float]:
-    """The smallest and the largest b of nonconvex DIANA (Theorem 9).
-
-    ``1/(1+omega) [1, min(1 + 1/(2(1+omega)), sqrt(3/2 + omega + 1/(2 omega)))]``
-    """
-    low = 1 / (1 + omega)
-    if omega == 0:
-        return low, 1.5
-    edge = math.sqrt(1.5 + omega + 0.5 / omega)
-    return low, low * min(1 + low / 2, edge)
 
 
 def variances(omega, clients: int) -> np.ndarray:

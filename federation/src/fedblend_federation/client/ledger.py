@@ -10,7 +10,7 @@ message that is repeated after another one is counted again.
 
 Noise of z clips on an answer of norm C at most is a Gaussian mechanism: other rows move
 the answer by 2 C. Answers compose to one Gaussian mechanism whose mu^2 is the sum of
-(2 / z)^2, see ``theory.gaussian``. Noise on gradients of rows is counted beside it, for
+(2 / z)^2, see ``theory.privacy``. Noise on gradients of rows is counted beside it, for
 one row, in ``row_steps``.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from fedblend.errors import RunError
 from fedblend.simulation.io.serialize import WireError, write_atomically
-from fedblend.theory.gaussian import gaussian_epsilon, row_epsilon
+from fedblend.theory.privacy import gaussian_epsilon, row_epsilon
 
 FILE = "ledger.json"
 SUMS = 1000

@@ -14,8 +14,9 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.data.partition.partition import federate_dataset
-from fedblend.theory import generalization
+from fedblend_reproductions.apfl import generalization
 from fedblend_reproductions.apfl.runs import decaying
+from fedblend_reproductions.flix.clusters import label_signatures
 
 CONSTANTS = (0.01, 0.1, 1.0)
 """Values of the constant C, which the theorem leaves open."""
@@ -143,7 +144,7 @@ def _sides(run, loss, model, federated_data, constant) -> generalization.Sides:
         jax.tree.map(lambda leaf: leaf[0], run.personal(client))
         for client in range(federated_data.clients)
     ]
-    shares = fb.clusters.label_signatures(federated_data, CLASSES).values
+    shares = label_signatures(federated_data, CLASSES).values
     shared = jax.tree.map(lambda leaf: leaf[0], run.shared)
     return generalization.plug_in(
         loss,

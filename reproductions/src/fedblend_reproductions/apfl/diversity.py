@@ -12,8 +12,8 @@ import numpy as np
 import fedblend as fb
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.models.feedforward import Affine
-from fedblend.theory import apfl
 from fedblend_reproductions.apfl import methods, tables
+from fedblend_reproductions.apfl import theory as apfl
 from fedblend_reproductions.apfl.runs import Row, Task, compare
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedblend import theory
 from fedblend_reproductions.apfl import strongly_convex, tables
+from fedblend_reproductions.apfl import theory as apfl
 from fedblend_reproductions.apfl.strongly_convex import Strong, Trace, replica
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
@@ -43,7 +43,7 @@ def exact(quick: bool, cache: Cache) -> dict[str, Any]:
     """Full gradients: how the gap falls, and what it depends on."""
     sizes = QUICK if quick else FULL
     of = strongly_convex.quadratics(*sizes["exact"])
-    most = theory.apfl.largest_alpha(of.constants)
+    most = apfl.largest_alpha(of.constants)
     replicas = [
         *(replica(of, most * part) for part in (0.25, 0.5, 1.0)),
         *(replica(of, most, spread) for spread in SPREADS),
@@ -64,7 +64,7 @@ def exact(quick: bool, cache: Cache) -> dict[str, Any]:
         if not quick or share == 1
     }
     ends = traces["everybody"].means()[:, 0, -1]
-    delta = theory.apfl.model_distances(of.own, of.shared)
+    delta = apfl.model_distances(of.own, of.shared)
     return {
         "problem": of,
         "replicas": replicas,
@@ -81,7 +81,7 @@ def exact(quick: bool, cache: Cache) -> dict[str, Any]:
 def noisy(of: Strong, cache: Cache, size: tuple[int, int, int]) -> dict[str, Any]:
     """Batches: three choices of rate and deployed model."""
     sizes = dict(zip(("rounds", "seeds", "batch_size"), size, strict=True))
-    most = theory.apfl.largest_alpha(of.constants)
+    most = apfl.largest_alpha(of.constants)
     replicas = [replica(of, alpha) for alpha in (most, 0.5)]
     traces = {
         name: _cached(cache, f"{of.name} {name}", of, replicas, build, **sizes)

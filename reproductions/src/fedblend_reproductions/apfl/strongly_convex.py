@@ -17,8 +17,8 @@ import fedblend as fb
 from fedblend import theory
 from fedblend.core import Loss
 from fedblend.data.federated import FederatedData
-from fedblend.theory import apfl
 from fedblend.trees import precision
+from fedblend_reproductions.apfl import theory as apfl
 from fedblend_reproductions.flix import logistic
 
 STEPS = 10
@@ -134,14 +134,14 @@ class Replica(NamedTuple):
 
 def replica(of: Strong, alpha: float, spread: float = 1.0) -> Replica:
     """A replica with the schedule of Theorem 3 if alpha allows, else of Theorem 4."""
-    small = alpha <= theory.apfl.largest_alpha(of.constants)
-    rule = theory.apfl.small_alpha if small else theory.apfl.any_alpha
+    small = alpha <= apfl.largest_alpha(of.constants)
+    rule = apfl.small_alpha if small else apfl.any_alpha
     return Replica(alpha, spread, *rule(of.constants, STEPS))
 
 
 def averaged(loss: Loss, this: Replica, work: dict[str, Any]) -> fb.Algorithm:
     """The rate and the averages of the theorems."""
-    rate = fb.Scheduled(theory.apfl.Decay(this.top, this.shift), "step")
+    rate = fb.Scheduled(apfl.Decay(this.top, this.shift), "step")
     return fb.apfl_averaged(
         loss, fb.Work(rate, **work), alpha=this.alpha, shift=this.shift
     )
@@ -149,7 +149,7 @@ def averaged(loss: Loss, this: Replica, work: dict[str, Any]) -> fb.Algorithm:
 
 def last(loss: Loss, this: Replica, work: dict[str, Any]) -> fb.Algorithm:
     """The rate of the theorems, and the models after the last step."""
-    rate = fb.Scheduled(theory.apfl.Decay(this.top, this.shift), "step")
+    rate = fb.Scheduled(apfl.Decay(this.top, this.shift), "step")
     return fb.apfl(loss, fb.Work(rate, **work), alpha=this.alpha, learn="fixed")
 
 

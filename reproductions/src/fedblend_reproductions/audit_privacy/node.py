@@ -19,7 +19,7 @@ from fedblend.config.config import Config
 from fedblend.core import Up
 from fedblend.errors import ConfigError
 from fedblend.simulation.simulate import set_up
-from fedblend.theory.gaussian import gaussian_epsilon
+from fedblend.theory.privacy import gaussian_epsilon
 from fedblend.trees import precision
 from fedblend_federation.client.build import protected
 from fedblend_federation.client.executor import ClientSetup

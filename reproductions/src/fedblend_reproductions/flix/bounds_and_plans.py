@@ -14,6 +14,7 @@ from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, optimum
 from fedblend_reproductions.flix.solver import gaps, side_by_side, solve
+from fedblend_reproductions.flix.theory import Plan, largest_alpha, rounds_needed
 from fedblend_reproductions.plots import legend_above, panels, shades
 
 ROUNDING = 1e-12
@@ -35,8 +36,8 @@ def check_bound(quick: bool) -> Finding:
         rounds = descent_rounds(of)
         steps = [theory.steps.dgd(alpha, of.smoothness) for alpha in alphas]
         gap = gaps(of, alphas, solve(of, alphas, steps, rounds=rounds).points)[:, 0]
-        known = [of.mixture(alpha) for alpha in alphas]
-        return gap, np.stack([theory.predicted("dgd", one, rounds) for one in known])
+        known, every = [of.mixture(alpha) for alpha in alphas], np.arange(rounds + 1)
+        return gap, np.stack([theory.bounds.dgd(one).after(every) for one in known])
 
     curves = dict(zip(names, side_by_side(measure, problems), strict=True))
     excess = max(float((gap - bound).max()) for gap, bound in curves.values())
@@ -85,7 +86,7 @@ def _draw_bound(alphas, curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any
 
 
 def check_plans(quick: bool) -> Finding:
-    """Run the plans of ``theory.plan``, and measure where they end."""
+    """Run the plans of the paper, and measure where they end."""
     names, clients = (("ijcnn1",), 10) if quick else (logistic.NAMES, 50)
     alphas = (0.1, 1.0) if quick else (0.1, 0.25, 0.5, 0.75, 1.0)
     epsilons = (1e-3,) if quick else (1e-2, 1e-4, 1e-6, 1e-8)
@@ -100,7 +101,7 @@ def check_plans(quick: bool) -> Finding:
         of, which = task
         k = max(of.dim // 5, 1)
         omega = 0.0 if which == "dgd" else of.dim / k - 1
-        plans = _plans(of, theory.Solver(which, omega), alphas, epsilons)
+        plans = _plans(of, omega, alphas, epsilons)
         return _run(of, plans, omega, k, 1 if which == "dgd" else seeds)
 
     numbers = {
@@ -128,25 +129,20 @@ def check_plans(quick: bool) -> Finding:
     )
 
 
-def _plans(of: Problem, solver: theory.Solver, alphas, epsilons) -> list[theory.Plan]:
+def _plans(of: Problem, omega: float, alphas, epsilons) -> list[Plan]:
     """Rounds for alphas, and then alphas for some of these rounds."""
     known = (of.smoothness, of.personal)
     plans = []
     for eps in epsilons:
-        needed = [
-            theory.rounds_needed(alpha, eps, *known, solver=solver) for alpha in alphas
-        ]
+        needed = [rounds_needed(alpha, eps, *known, omega) for alpha in alphas]
         budgets = [plan.rounds for plan in needed[:-1:2] if plan.rounds]
         plans += needed
-        plans += [
-            theory.largest_alpha(rounds, eps, *known, solver=solver)
-            for rounds in budgets
-        ]
+        plans += [largest_alpha(rounds, eps, *known, omega) for rounds in budgets]
     return plans
 
 
 def _run(
-    of: Problem, plans: list[theory.Plan], omega: float, k: int, seeds: int
+    of: Problem, plans: list[Plan], omega: float, k: int, seeds: int
 ) -> dict[str, np.ndarray]:
     """Each plan's f~ - min f~ in the end (the first round collects x_avg)."""
     alphas = sorted({plan.alpha for plan in plans})

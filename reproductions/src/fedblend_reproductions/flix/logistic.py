@@ -62,7 +62,7 @@ class Problem:
         """The number of clients, n."""
         return len(self.personal)
 
-    def mixture(self, alpha) -> theory.Mixture:
+    def mixture(self, alpha) -> theory.MixtureConstants:
         """The constants of f~."""
         return theory.mixture(alpha, self.smoothness, self.personal)
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedblend import theory
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
-from fedblend_reproductions.flix import logistic
+from fedblend_reproductions.flix import logistic, theory
 from fedblend_reproductions.flix.logistic import Problem, optimum
 from fedblend_reproductions.flix.solver import side_by_side
 from fedblend_reproductions.flix.sparse import (
@@ -94,7 +93,7 @@ def check(quick: bool) -> Finding:
         f"{'one value' if quick else 'four values from 1 to 3/4 d'}. A plateau is the "
         "mean of the last quarter of the rounds; it counts if it is within a factor of "
         f"{LEVEL:g} of the quarter before, and 100 times above DGD's end. Theory's is "
-        "that of `theory.bounds.dcgd`, without the slip of the paper's Corollary 1.",
+        "that of `flix.theory.dcgd`, without the slip of the paper's Corollary 1.",
     )
 
 
@@ -133,9 +132,7 @@ def _plateau(of: Problem, dgd: Course, one: Course, alphas) -> dict[str, Any]:
     mean = one.gaps.mean(axis=1)
     quarter = mean.shape[1] // 4
     floor, before = mean[:, -quarter:].mean(1), mean[:, -2 * quarter : -quarter].mean(1)
-    curves = [
-        theory.bounds.dcgd(of.mixture(alpha), of.dim / one.k - 1) for alpha in alphas
-    ]
+    curves = [theory.dcgd(of.mixture(alpha), of.dim / one.k - 1) for alpha in alphas]
     bounds = []
     for alpha, curve in zip(alphas, curves, strict=True):
         # Theorem 4 from any point: L_alpha/2 (factor^k |x^0 - x*|^2) + floor.

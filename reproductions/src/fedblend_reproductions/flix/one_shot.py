@@ -21,6 +21,7 @@ from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, descent, optimum, values
 from fedblend_reproductions.flix.solver import gaps, solve
+from fedblend_reproductions.flix.theory import one_shot_alpha, one_shot_gradient
 from fedblend_reproductions.plots import legend_above, panels
 
 EPSILONS = (1e-2, 1e-4, 1e-6)
@@ -131,7 +132,7 @@ def _stationary_quadratics() -> np.ndarray:
         mixed = alpha[:, None] * average + (1 - alpha)[:, None] * own
         gradients = np.einsum("nij,nj->ni", matrices, mixed) - vectors
         norm = np.linalg.norm((alpha[:, None] * gradients).mean(axis=0))
-        ratios.append(norm / bounds.one_shot_gradient(alpha, smoothness, own))
+        ratios.append(norm / one_shot_gradient(alpha, smoothness, own))
     return np.array(ratios)
 
 
@@ -141,7 +142,7 @@ def _measure(of: Problem, alphas: np.ndarray) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     unequal = rng.uniform(size=(UNEQUAL, of.clients))
     spread = of.mixture(1.0).V
-    allowed = [bounds.one_shot_alpha(eps, of.smoothness, spread) for eps in EPSILONS]
+    allowed = [one_shot_alpha(eps, of.smoothness, spread) for eps in EPSILONS]
     equal = np.outer([*alphas, *allowed], np.ones(of.clients))
     every = np.concatenate([equal, unequal])
     gap = gaps(of, every, solve(of, every, np.ones(len(every)), rounds=0).points)
@@ -169,9 +170,7 @@ def _gradients(of: Problem, alphas: np.ndarray) -> np.ndarray:
     steps = np.ones(len(alphas))
     points = solve(of, alphas, steps, rounds=1, average="stationary").points[:, 0]
     norms = np.linalg.norm(points[:, 0] - points[:, 1], axis=1)
-    largest = [
-        bounds.one_shot_gradient(alpha, of.smoothness, of.personal) for alpha in alphas
-    ]
+    largest = [one_shot_gradient(alpha, of.smoothness, of.personal) for alpha in alphas]
     return norms / np.array(largest)
 
 
@@ -197,7 +196,7 @@ def _spread_error(of: Problem) -> float:
     """Proposition 3: ``V(T_1 .. T_n) = (1-alpha)^2 V(x_1 .. x_n)``, relative."""
     errors = []
     for alpha in (0.1, 0.5, 0.9):
-        weights = theory.weights(alpha, of.smoothness)
+        weights = theory.constants.weights(alpha, of.smoothness)
         mixed = alpha * optimum(of, alpha).point + (1 - alpha) * of.personal
         ours = V(mixed, weights)
         expected = (1 - alpha) ** 2 * V(of.personal, weights)

@@ -14,7 +14,6 @@ import fedblend as fb
 from fedblend import keys
 from fedblend.batches import draw
 from fedblend.losses import gradient
-from fedblend.theory.mixed_fl import disagreement
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import (
@@ -25,6 +24,7 @@ from fedblend_reproductions.mixed import (
     text,
 )
 from fedblend_reproductions.mixed.task import Method, Task, mixed_fl, simulated
+from fedblend_reproductions.mixed.theory import disagreement
 from fedblend_reproductions.plots import panels
 
 PAPER = {

@@ -16,7 +16,7 @@ from fedblend.config.table import (
     within,
 )
 from fedblend.errors import SettingError
-from fedblend.theory.certificate import require_resolved
+from fedblend.theory.bounds import require_resolved
 
 
 class Run(Table):

@@ -67,7 +67,7 @@ def run_results(
 
 
 def theory_curve(run: RunFiles) -> Plain | None:
-    """The bound of ``runs.theory_bound`` by round, and what it bounds if measured.
+    """The bound of ``runs.certificates`` by round, and what it bounds if measured.
 
     The loss of personal models on training rows is the objective where there is no l2
     term. The best of the run stands for the smallest value, which is not known: the

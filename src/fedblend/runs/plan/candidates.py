@@ -1,24 +1,41 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The solvers among which a plan chooses, each as settings of the configuration.
+"""The solvers among which a plan chooses, and what their messages cost.
 
 ``theory`` gives each a rate, so that its settings say what is left: k of rand-k, and
 the mean number of local steps 1/p. A candidate has the 1/p of the best proof, and
 trials look for a better one: see ``offers``.
+
+Bits are those that a run counts, plus the last broadcast, that of the model to deploy.
+They come from the shapes of messages; one of variable length counts with its largest.
+A mean of different masks is dense, and so is what the server sends.
+
+Prices are relative: a number for a bit up and one for a bit down. Of speeds, the cost
+is the time that messages take, clients side by side, one way after the other, without
+latency and computation.
 """
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-from fedblend import trees
+import jax
+
 from fedblend.config import theory_rates, toml
+from fedblend.config.build import Method, method
 from fedblend.config.config import Config, check
-from fedblend.runs.plan.problem import Problem
+from fedblend.core import PyTree, Ragged, has_ragged, static_bits
+from fedblend.errors import SettingError, UserError
+from fedblend.runs.plan.problem import Problem, stacked_models, started
+from fedblend.simulation.run import Run
+from fedblend.solvers import given
 from fedblend.theory import bounds, local_training
-from fedblend.theory.bounds import Curve
-from fedblend.theory.constants import Mixture
+from fedblend.theory.bounds import Bound
+from fedblend.theory.constants import MixtureConstants
 from fedblend.theory.local_training import LocalTraining
+from fedblend.trees import precision
 
 PARTS = (64, 16, 4)
 """rand-k is tried with the dimension divided by these as k."""
@@ -46,7 +63,7 @@ RAND_K = (
 )
 
 
-class Candidate(NamedTuple):
+class SolverOptions(NamedTuple):
     """A solver with its options."""
 
     solver: str
@@ -55,7 +72,7 @@ class Candidate(NamedTuple):
     """The options but 1/p in words, such as "rand-8"."""
     fixed: tuple[str, ...]
     """What ``fedblend run --set`` needs besides 1/p, alpha, rate and rounds."""
-    bound: Callable[..., Curve]
+    bound: Callable[..., Bound]
     """Theory's on ``f~(x^k) - min f~``, expected where it is random: from a mixture,
     and 1/p."""
     steps: int | None = None
@@ -88,14 +105,14 @@ class Candidate(NamedTuple):
         """Whether it needs a table ``[compress]``."""
         return self.solver in ("diana", "ef21")
 
-    def curve(self, known: Mixture) -> Curve:
+    def curve(self, known: MixtureConstants) -> Bound:
         """The bound of its 1/p."""
         return self.bound(known, *([] if self.steps is None else [self.steps]))
 
 
 def candidates(
     found: Problem, parts: Sequence[int] = PARTS, copies: Sequence[int] = COPIES
-) -> list[Candidate]:
+) -> list[SolverOptions]:
     """All solvers and options that plans compare, gradient descent first.
 
     Args:
@@ -103,12 +120,12 @@ def candidates(
         parts: as ``PARTS``.
         copies: as ``COPIES``.
     """
-    dim, clients = trees.size(found.params), len(found.shape)
-    sizes = sorted({max(dim // part, 1) for part in parts})
+    clients = found.clients
+    sizes = sorted({max(found.dim // part, 1) for part in parts})
     tried = [
         *configured(found),
-        Candidate("accelerated", "", (NESTEROV,), bounds.accelerated),
-        *(_diana(dim, k) for k in sizes),
+        SolverOptions("accelerated", "", (NESTEROV,), bounds.accelerated),
+        *(_diana(found.dim, k) for k in sizes),
     ]
     # Clients with alpha_i = 0 take no part in Scafflix; all others need everybody.
     if found.smoothness.convex[found.shape > 0].min() > 0:
@@ -124,21 +141,20 @@ def candidates(
     return tried
 
 
-def configured(found: Problem) -> list[Candidate]:
+def configured(found: Problem) -> list[SolverOptions]:
     """Gradient descent, and what the table ``[compress]`` of the file makes of it."""
     table = found.config.compress
-    plain = Candidate("dgd", "", (), bounds.dgd)
+    plain = SolverOptions("dgd", "", (), bounds.dgd)
     if table is None:
         return [plain]
-    way = theory_rates.solver(table, trees.size(found.params), len(found.shape))
+    way = theory_rates.solver(table, found.dim, found.clients)
+    bound = partial(bounds.diana, omega=way.omega, memory_rate=way.memory_rate)
+    if way.name == "ef21":
+        bound = partial(bounds.ef21, delta=way.delta)
+    return [plain, SolverOptions(way.name, "of the file", (), bound)]
 
-    def bound(known: Mixture) -> Curve:
-        return bounds.curve(way.name, known, *way[1:])
 
-    return [plain, Candidate(way.name, "of the file", (), bound)]
-
-
-def config_of(found: Problem, candidate: Candidate, *settings: str) -> Config:
+def config_of(found: Problem, candidate: SolverOptions, *settings: str) -> Config:
     """The configuration of a candidate at theory's step."""
     content = found.config.model_dump(exclude_none=True)
     if not candidate.compresses:
@@ -154,8 +170,8 @@ def _with_coin(
     label: str,
     fixed: tuple[str, ...],
     choose: Callable[..., LocalTraining],
-    bound: Callable[[LocalTraining, Mixture], Curve],
-) -> Candidate:
+    bound: Callable[[LocalTraining, MixtureConstants], Bound],
+) -> SolverOptions:
     """A solver with the 1/p of its paper, or half of it if that has the better proof.
 
     Neither depends on alpha.
@@ -164,39 +180,236 @@ def _with_coin(
     papers = known().steps
     steps = min(papers, -(-papers // 2), key=lambda number: known(steps=number).factor)
 
-    def curve(mixed: Mixture, steps: int) -> Curve:
+    def curve(mixed: MixtureConstants, steps: int) -> Bound:
         return bound(choose(mixed.alpha, mixed.smoothness, steps=steps), mixed)
 
-    return Candidate(solver, label, fixed, curve, steps)
+    return SolverOptions(solver, label, fixed, curve, steps)
 
 
-def _scafflix(found: Problem) -> Candidate:
-    settings = ("algorithm.name=scafflix",)
+def _scafflix(found: Problem) -> SolverOptions:
     theory = local_training.scafflix, local_training.scafflix_bound
-    return _with_coin(found, "scafflix", "", settings, *theory)
+    return _with_coin(found, "scafflix", "", ("algorithm.name=scafflix",), *theory)
 
 
-def _locodl(found: Problem, k: int, masks: str) -> Candidate:
-    """LoCoDL on FLIX's objective, with rand-k."""
+def _locodl(found: Problem, k: int, masks: str) -> SolverOptions:
     settings = (
         "algorithm.name=flix_locodl",
         f"algorithm.compressor={{ name = 'rand_k', k = {k} }}",
         f"algorithm.masks={masks}",
     )
-    omega = trees.size(found.params) / k - 1
+    omega = found.dim / k - 1
     choose = partial(local_training.locodl, omega=omega, masks=masks)
     options = ("locodl", f"rand-{k}, {masks}", settings)
     return _with_coin(found, *options, choose, local_training.locodl_bound)
 
 
-def _compressed_scaffnew(found: Problem, copies: int) -> Candidate:
-    """CompressedScaffnew on FLIX's objective."""
+def _compressed_scaffnew(found: Problem, copies: int) -> SolverOptions:
     settings = ("algorithm.name=flix_compressed_scaffnew", f"algorithm.copies={copies}")
     choose = partial(local_training.compressed_scaffnew, copies=copies)
     options = ("compressed_scaffnew", f"s = {copies}", settings)
     return _with_coin(found, *options, choose, local_training.scaffnew_bound)
 
 
-def _diana(dim: int, k: int) -> Candidate:
+def _diana(dim: int, k: int) -> SolverOptions:
     bound = partial(bounds.diana, omega=dim / k - 1)
-    return Candidate("diana", f"rand-{k}", (RAND_K.format(k=k),), bound)
+    return SolverOptions("diana", f"rand-{k}", (RAND_K.format(k=k),), bound)
+
+
+class _Given(NamedTuple):
+    """In place of the table of a solver for x_i: models that are there already."""
+
+    models: PyTree
+
+    def make(self, facts: Any) -> Any:
+        del facts
+        return given(self.models)
+
+
+def built_for(found: Problem, config: Config, rates: Any = None) -> Method:
+    """What a configuration of the same data computes, from x_i that are known.
+
+    Args:
+        found: the problem.
+        config: a candidate's, with alpha.
+        rates: those of theory, if they are known.
+    """
+    models = stacked_models(found.personal, found.params, config.run.precision)
+    options: Any = config.algorithm
+    own = options.model_copy(update={"personal": _Given(models)})
+    config = config.model_copy(update={"algorithm": own})
+    clients = found.clients
+    return method(config, found.built.task, clients, clients, found.smoothness, rates)
+
+
+def run_of(found: Problem, config: Config, algorithm: Any, **options: Any) -> Run:
+    """A run in the precision of the configuration, which has not begun."""
+    width = config.run.precision
+    params = jax.tree.map(lambda leaf: leaf.astype(width), found.params)
+    return started(found.built, algorithm, params, **options)
+
+
+class Traffic(NamedTuple):
+    """The bits of rounds, over all clients.
+
+    ``first`` is round 1 (the pure local models up, x_avg down), ``later`` every round
+    of the solver, ``start`` is sent once before the solver's first round: uncompressed
+    gradients, if DIANA's memories start at them.
+    """
+
+    first: float
+    later: float
+    start: float = 0.0
+
+    def spent(self, rounds: float) -> float:
+        """The bits of this many rounds, on average if not whole."""
+        if rounds == 0:
+            return 0.0
+        solving = self.start + (rounds - 1) * self.later if rounds > 1 else 0.0
+        return self.first + solving
+
+    def affordable_rounds(self, bits: float) -> int:
+        """The number of rounds that fit into these bits."""
+        left = bits - self.first
+        if left < 0:
+            return 0
+        return 1 + max(math.floor((left - self.start) / self.later), 0)
+
+
+class Prices(NamedTuple):
+    """Of a bit, up and down; ``seconds`` where they come from speeds."""
+
+    up: float = 1.0
+    down: float = 1.0
+    seconds: bool = False
+
+
+SAME = Prices()
+"""Both ways cost the same."""
+
+
+class Price(NamedTuple):
+    """What rounds cost, in bits up and down, and in all."""
+
+    rounds: int
+    up: float
+    down: float
+    cost: float
+
+
+class Ways(NamedTuple):
+    """The bits of all clients, up and down, and their prices."""
+
+    up: Traffic
+    down: Traffic
+    at_most: bool
+    """They are upper bounds, because messages vary in length."""
+    clients: int
+    prices: Prices
+
+    @property
+    def both(self) -> Traffic:
+        """Both ways together."""
+        return Traffic(*map(sum, zip(self.up, self.down, strict=True)))
+
+    def price(self, rounds: float) -> Price:
+        """Of this many rounds, which need not be whole: a sum of prices, or seconds."""
+        up, down = self.up.spent(rounds), self.down.spent(rounds)
+        cost = self.prices.up * up + self.prices.down * down
+        cost = cost / self.clients if self.prices.seconds else cost
+        return Price(cast(int, rounds), up, down, cost)
+
+    def rounds_within(self, cost: float) -> float:
+        """The rounds of a cost, of which it is a linear function from the second on."""
+        first, second = self.price(2).cost, self.price(3).cost
+        return 2 + (cost - first) / (second - first)
+
+
+def ways(found: Problem, config: Config, prices: Prices = SAME) -> Ways:
+    """What the messages of a configuration cost, from those that a run counts."""
+    with precision(config.run.precision):
+        actual = run_of(found, config, built_for(found, config).algorithm)
+        usual, table = actual, config.compress
+        if table is not None and table.how == "diana" and table.start != "zero":
+            zero = {"compress": table.model_copy(update={"start": "zero"})}
+            plain = config.model_copy(update=zero)
+            usual = run_of(found, plain, built_for(found, plain).algorithm)
+    clients, sizes = found.clients, actual.message_bits
+    last = static_bits(actual.shapes.last._replace(round=None))
+    up = _largest_bits(usual.shapes.up)
+    more = _largest_bits(actual.shapes.up) - up
+    # What a message has of variable length is the whole model, in the first round.
+    first = _largest_bits(actual.shapes.message._replace(round=None)) - sizes.down
+    return Ways(
+        Traffic(clients * sizes.join, clients * up, clients * more),
+        Traffic(clients * (sizes.params + last), clients * sizes.down, clients * first),
+        has_ragged(usual.shapes.up),
+        clients,
+        prices,
+    )
+
+
+def _largest_bits(message: PyTree) -> int:
+    """Bits of a message whose parts of variable length have their largest size."""
+
+    def is_ragged(leaf: Any) -> bool:
+        return isinstance(leaf, Ragged)
+
+    def largest(leaf: Any) -> Any:
+        return leaf.buffer if is_ragged(leaf) else leaf
+
+    return static_bits(jax.tree.map(largest, message, is_leaf=is_ragged))
+
+
+THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)"
+
+
+def parse_prices(up: float | str | None, down: float | str | None) -> Prices:
+    """The prices in two numbers or texts: 1 and 0.1, or "10Mbit/s" and "100Mbit/s".
+
+    >>> parse_prices(1, "0.1")
+    Prices(up=1.0, down=0.1, seconds=False)
+    >>> parse_prices("10Mbit/s", "100Mbit/s").up
+    1e-07
+    """
+    if up is None and down is None:
+        return Prices()
+    found = []
+    for name, text in (("up", up), ("down", down)):
+        if text is None:
+            raise SettingError(name, "is missing; give the prices of both ways")
+        allowed = "a price from 0 on, or a speed above 0 such as 10Mbit/s"
+        value, unit = _number(name, text, "/s", allowed)
+        if unit and not value:
+            raise UserError(name, text, allowed)
+        found.append((1 / value if unit else value, unit))
+    (first, is_speed), (second, also_speed) = found
+    if is_speed != also_speed:
+        both = f"{up} and {down}"
+        raise UserError("up, down", both, "two prices, or two speeds", both)
+    if first == second == 0:
+        raise UserError("up, down", 0, "a pair of prices of which one is above 0")
+    return Prices(first, second, is_speed)
+
+
+def parse_bits(bits: float | str) -> float:
+    """A number of bits, with or without a unit.
+
+    >>> parse_bits(1e6), parse_bits("2.5Mbit"), parse_bits("3 kB")
+    (1000000.0, 2500000.0, 24000.0)
+    """
+    units = ", ".join(f"{prefix}bit, {prefix}B" for prefix in THOUSANDS)
+    allowed = f"a number of bits from 0 on, with or without one of {units}"
+    return _number("bits", bits, "", allowed)[0]
+
+
+def _number(
+    name: str, given: float | str, end: str, allowed: str
+) -> tuple[float, bool]:
+    """A number in bits, or bits per second, and whether it had a unit."""
+    unit = rf"([kMGT]?)(bit|B){end}"
+    match = re.fullmatch(rf"\s*{NUMBER}\s*(?:{unit})?\s*", str(given))
+    if match is None or math.isinf(float(match[1])):
+        raise UserError(name, given, allowed)
+    size = THOUSANDS[match[2] or ""] * (8 if match[3] == "B" else 1)
+    return float(match[1]) * size, bool(match[3])

@@ -24,7 +24,7 @@ from fedblend.simulation.certify import mixture_gap
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 from fedblend.theory import bounds
-from fedblend.theory.constants import Mixture, Smoothness, mixture, stacked
+from fedblend.theory.constants import MixtureConstants, Smoothness, mixture, stacked
 from fedblend.trees import precision
 
 TOLERANCE, PATIENCE = 1e-9, 10
@@ -52,15 +52,20 @@ class Problem(NamedTuple):
     """From alpha_i and x_avg to a bound on ``f~(x_avg) - min f~``, measured."""
 
     @property
-    def known(self) -> Mixture:
-        """The constants of f~ for alpha = 1 in this shape."""
-        return self.at(1.0)
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.shape)
 
-    def at(self, alpha: float) -> Mixture:
+    @property
+    def dim(self) -> int:
+        """The number of parameters."""
+        return self.personal.shape[1]
+
+    def at(self, alpha: float) -> MixtureConstants:
         """The constants of f~ for this alpha, of the client with the largest."""
         return mixture(alpha * self.shape, self.smoothness, self.personal)
 
-    def measured(self, alpha: float) -> Mixture:
+    def measured(self, alpha: float) -> MixtureConstants:
         """The same with the V of a measured start; see ``bounds.measured``."""
         known = self.at(alpha)
         return bounds.measured(known, self.gap(known.alpha, known.average))

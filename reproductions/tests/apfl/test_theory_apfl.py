@@ -5,7 +5,8 @@
 import numpy as np
 import pytest
 
-from fedblend.theory import Smoothness, apfl
+from fedblend.theory import Smoothness
+from fedblend_reproductions.apfl import theory as apfl
 
 STIFF = Smoothness(np.array([6.0, 2.0]), np.array([3.0, 0.5]), exact=True)
 """L = 6, mu = 1/2, kappa = 12."""

@@ -9,8 +9,8 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.data import map_clients
-from fedblend.theory import apfl
 from fedblend.trees import precision
+from fedblend_reproductions.apfl import theory as apfl
 
 POINTS = np.random.default_rng(0).standard_normal((3, 3))
 

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 import problems
-from fedblend.clusters import label_signatures
-from fedblend.theory.generalization import Sides, label_distances, plug_in, sides
+from fedblend_reproductions.apfl.generalization import (
+    Sides,
+    label_distances,
+    plug_in,
+    sides,
+)
+from fedblend_reproductions.flix.clusters import label_signatures
 
 KNOWN: dict[str, Any] = {
     "shared_loss": 0.3,

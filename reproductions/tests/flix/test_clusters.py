@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend import clusters
+from fedblend_reproductions.flix import clusters
 
 KEY = jax.random.key(5)
 DIM, ROWS, TEST_ROWS = 6, 8, 200

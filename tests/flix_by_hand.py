@@ -8,13 +8,15 @@ A problem is a list of clients; a client gives value, gradient and Hessian at a 
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from fedblend.data.datasets.libsvm import libsvm
 from fedblend.data.datasets.synthetic import quadratics
+from fedblend.data.download import data_home, public_set
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import contiguous
 from fedblend.theory import constants
-from fedblend.theory.constants import Mixture, mixture
+from fedblend.theory.constants import MixtureConstants, mixture
 
 UNEQUAL = np.array([0.9, 0.5, 0.2, 0.7, 1.0, 0.05])
 """Weights of the shared model that all differ, for six clients."""
@@ -134,7 +136,7 @@ class Mixed(NamedTuple):
         return best, self.value(best)
 
 
-def known_of(case: Case, alpha) -> Mixture:
+def known_of(case: Case, alpha) -> MixtureConstants:
     return mixture(alpha, case.smoothness, case.personal)
 
 
@@ -180,3 +182,23 @@ def diana(function: Mixed, x, step, rounds, k, memory_rate, rng, start="zero"):
         memory = memory + memory_rate * sent
         pairs.append((x, memory))
     return pairs
+
+
+@pytest.fixture(scope="session")
+def quadratic() -> Case:
+    return quadratic_case()
+
+
+@pytest.fixture(scope="session")
+def real():
+    """A function from a name to a problem; skips where its file is missing."""
+    known: dict[tuple[str, int], Case] = {}
+
+    def case(name: str, clients: int) -> Case:
+        if not public_set(name).usable:
+            pytest.skip(f"{name} is not in {data_home()}; see FEDBLEND_DATA")
+        if (name, clients) not in known:
+            known[name, clients] = logistic_case(name, clients)
+        return known[name, clients]
+
+    return case

@@ -4,25 +4,29 @@
 
 import numpy as np
 import pytest
-from flix_by_hand import UNEQUAL, known_of, mixed, quadratic_case
 
-from fedblend.theory.bounds import (
-    one_shot,
+from fedblend.theory.bounds import one_shot, require_minimizers
+from fedblend.theory.constants import mixture
+from fedblend_reproductions.flix.theory import (
+    D,
+    M,
     one_shot_alpha,
     one_shot_by_diameter,
     one_shot_gradient,
     one_shot_gradient_alpha,
     one_shot_gradient_by_diameter,
-    require_minimizers,
+    stationary_weights,
 )
-from fedblend.theory.constants import mixture, stationary_weights
+from flix_by_hand import UNEQUAL, known_of, mixed, quadratic_case
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, UNEQUAL], ids=["0.2", "1", "unequal"])
 def test_theorem_1_one_shot(quadratic, alpha):
     known, f = known_of(quadratic, alpha), mixed(quadratic, alpha)
     gap = f.value(known.average) - f.solve()[1]
-    assert 0 < gap <= one_shot(known) <= one_shot_by_diameter(known)
+    assert (
+        0 < gap <= one_shot(known) <= one_shot_by_diameter(known, D(quadratic.personal))
+    )
 
 
 def test_theorem_1_is_attained():
@@ -41,10 +45,12 @@ def test_theorem_1_as_a_condition_on_alpha(quadratic, eps):
     known, f = known_of(quadratic, best), mixed(quadratic, best)
     assert f.value(known.average) - f.solve()[1] <= eps
     assert one_shot(known) == pytest.approx(eps)
-    limit = one_shot_alpha(eps, quadratic.smoothness, known.D)
+    diameter = D(quadratic.personal)
+    limit = one_shot_alpha(eps, quadratic.smoothness, diameter)
     shape = limit * UNEQUAL
     assert one_shot(known_of(quadratic, shape)) <= eps
-    assert one_shot_by_diameter(known_of(quadratic, shape)) == pytest.approx(eps)
+    printed = one_shot_by_diameter(known_of(quadratic, shape), diameter)
+    assert printed == pytest.approx(eps)
 
 
 @pytest.mark.parametrize("alpha", [0.3, UNEQUAL], ids=["equal", "unequal"])
@@ -68,7 +74,7 @@ def test_theorem_3_as_a_condition_on_alpha(quadratic):
     variance = own @ ((models - own @ models) ** 2).sum(axis=1)
     best = one_shot_gradient_alpha(0.1, smoothness, variance)
     assert one_shot_gradient(best, smoothness, models) == pytest.approx(0.1)
-    limit = one_shot_gradient_alpha(0.1, smoothness, known_of(quadratic, 1.0).D)
+    limit = one_shot_gradient_alpha(0.1, smoothness, D(models))
     assert one_shot_gradient_by_diameter(limit, smoothness, models) == pytest.approx(
         0.1
     )
@@ -99,3 +105,15 @@ def test_refusals(quadratic):
     require_minimizers([1e-9, 0.0])
     with pytest.raises(ValueError, match=r"client 1 has gradient norm 0.001, over"):
         require_minimizers([1e-9, 1e-3, np.nan])
+
+
+def test_what_the_theorems_measure(quadratic):
+    models, smooth = quadratic.personal, quadratic.smoothness.smooth
+    own = UNEQUAL**2 * smooth
+    np.testing.assert_allclose(
+        stationary_weights(UNEQUAL, quadratic.smoothness), own**2 / (own**2).sum()
+    )
+    pairs = [((x - y) ** 2).sum() for x in models for y in models]
+    assert D(models) == pytest.approx(max(pairs))
+    assert D(models) >= known_of(quadratic, 1.0).V
+    assert M(quadratic.smoothness) == pytest.approx(np.mean(smooth**2))
