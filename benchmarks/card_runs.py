@@ -23,8 +23,8 @@ from fedblend.core import Loss
 from fedblend.data.federated import Shards
 from fedblend.models import feedforward
 from fedblend.models.dual_encoder import dual_encoder_loss
+from fedblend.models.matmul_precision import Products
 from fedblend.models.model import Model
-from fedblend.models.products import Products
 from fedblend.transforms import central_loss
 
 CENTRAL_ROWS, CENTRAL_BATCH = 1000, 50

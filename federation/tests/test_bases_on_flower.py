@@ -26,7 +26,7 @@ import fedblend as fb
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import RunError
-from fedblend.models.adapt.uses import leaves_by_path
+from fedblend.trees import leaves_by_path
 from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import local_cluster, processes_of
 

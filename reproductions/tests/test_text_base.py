@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend_reproductions.text.base import FIGURES, TOKENIZER, Size, quality
+from fedblend_reproductions.text.base import (
+    FIGURES,
+    TOKENIZER,
+    Size,
+    load_base,
+    quality,
+)
 from fedblend_reproductions.text.base import save_base as save
 from fedblend_reproductions.text.base import train_base as train
 from fedblend_reproductions.text.corpus import Corpus, clients_of, read_corpus
@@ -36,7 +42,7 @@ def test_a_base_learns_and_comes_back(tmp_path):
     assert held_out["users"]["perplexity"] < 20
     save(tmp_path / "base", base)
     assert json.loads((tmp_path / "base" / FIGURES).read_text()) == base.figures
-    model, params = fb.models.load_transformer(tmp_path / "base")
+    model, params = load_base(tmp_path / "base")
     tokenizer = fb.data.load_tokenizer(tmp_path / "base" / TOKENIZER)
     again = quality(model, params, windows([said * 3], tokenizer, TINY.length))
     assert np.isclose(again["perplexity"], held_out["users"]["perplexity"])

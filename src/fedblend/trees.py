@@ -52,6 +52,14 @@ def map_with_path(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> 
 _map_with_none = partial(jax.tree.map, is_leaf=lambda node: node is None)
 
 
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their path, such as "last/weight", in their order."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
 def add_where_given(tree: PyTree, addend: PyTree | None) -> PyTree:
     """``tree + addend``, where None in ``addend`` stands for any subtree of zeros."""
     return _map_with_none(

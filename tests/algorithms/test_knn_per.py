@@ -12,8 +12,8 @@ import pytest
 import fedblend as fb
 from fedblend.core import Down
 from fedblend.data.dataset import Task
+from fedblend.runs.export.onnx_file import onnx_file
 from fedblend.runs.export.onnx_graph import ExportError
-from fedblend.runs.export.onnx_model import onnx_file
 from fedblend.runs.export.torch_names import state_dict
 from reference import family_transcription as paper
 

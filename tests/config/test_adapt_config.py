@@ -19,7 +19,7 @@ from fedblend.config import config as configs
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
-from fedblend.models.adapt.uses import leaves_by_path
+from fedblend.trees import leaves_by_path
 
 CONFIG = {
     "version": 1,

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 import fedblend as fb
 from fedblend.config.config import loads
-from fedblend.models.adapt.uses import leaves_by_path
+from fedblend.trees import leaves_by_path
 from fedblend_federation import message as messages
 from fedblend_federation.client import base_models
 from fedblend_federation.client.node import node_of

@@ -26,8 +26,8 @@ import fedblend as fb
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import ConfigError, RunError
-from fedblend.models.adapt.uses import leaves_by_path
 from fedblend.simulation.io.serialize import unpack
+from fedblend.trees import leaves_by_path
 from fedblend_federation.client.node import node_of
 from fedblend_federation.ops import credentials
 from fedblend_federation.ops.provision import provision

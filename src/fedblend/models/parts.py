@@ -9,7 +9,7 @@ normalization layer), or added (a bias). The head is the layer whose weight come
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,6 @@ from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError
 from fedblend.models.model import Model
-from fedblend.models.scans import scan_inputs
 
 PARTS = ("head", "body", "biases", "normalization")
 """The parts that have a name."""
@@ -142,3 +141,16 @@ def _inside(step: Any, known: list, first: dict[int, _Use]) -> list | None:
             for place, one in enumerate(known)
         ]
     return _follow(inner, known, first)
+
+
+def scan_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan stay the same, and how many are carried on.
+
+    Args:
+        params: those of the jaxpr's equation.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # Since JAX 0.11: trees of the inputs that stay, are carried on, are looped over.
+    same, carried, _ = params["ft_in"].unpack()
+    return len(same.vals), len(carried.vals)

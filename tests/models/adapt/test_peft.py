@@ -1,34 +1,103 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of ``peft`` have its scores here, and those written here have them there."""
+"""Adapters of ``peft`` have its scores here, and those written here have them there.
+
+The bases are small random models of ``transformers``, which ``from_torch`` takes.
+"""
 
 import json
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from write_peft_adapters import BASES, HERE, MODULES, ROWS, base_of, scores, write
 
 import fedblend as fb
 from fedblend import mixing
 from fedblend.errors import InputError, UserError
-from fedblend.models import load_transformer
-from fedblend.models.adapt.peft import export_peft, import_peft
 
 safetensors = pytest.importorskip("safetensors.numpy")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning",  # between peft and transformers
+    "ignore:fan_in_fan_out is set to False",  # peft sees by itself what GPT-2 needs
+)
 GAP = 1e-4
 """Of scores of about 1 to 10 in float32, by two libraries."""
-OTHERS_LATER = [
+ROWS = np.random.default_rng(1).integers(0, 11, (3, 6))
+MODULES = {
+    "gpt2": ["attn.c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"],
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+    "bert": ["query", "value", "attention.output.dense", "transform.dense"],
+}
+RANKS = {"gpt2": {"c_attn": 3}, "llama": {"q_proj": 4}, "bert": {}}
+"""Ranks of modules that have another one than 2."""
+LATER = [
     pytest.param(kind, marks=() if kind == "gpt2" else pytest.mark.slow)
     for kind in MODULES
 ]
 
 
-def adapted(kind, how, where=None):
-    model, base = load_transformer(BASES / kind)
-    return fb.adapt(model, base, how=how, inputs=ROWS, where=where)
+class Gpt2(transformers.GPT2LMHeadModel):
+    def forward(self, tokens):
+        return super().forward(tokens, use_cache=False).logits
+
+
+class Llama(transformers.LlamaForCausalLM):
+    def forward(self, tokens):
+        return super().forward(tokens, use_cache=False).logits
+
+
+class Bert(transformers.BertForMaskedLM):
+    def forward(self, tokens):
+        return super().forward(tokens).logits
+
+
+def base_of(kind):
+    """A module with weights that are far from zero; the same in every call."""
+    sizes = {"vocab_size": 11, "num_hidden_layers": 2, "hidden_size": 8}
+    makers = {
+        "gpt2": lambda: Gpt2(
+            transformers.GPT2Config(
+                vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2
+            )
+        ),
+        "llama": lambda: Llama(
+            transformers.LlamaConfig(
+                **sizes,
+                intermediate_size=12,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=16,
+            )
+        ),
+        "bert": lambda: Bert(
+            transformers.BertConfig(
+                **sizes,
+                num_attention_heads=2,
+                intermediate_size=12,
+                max_position_embeddings=8,
+            )
+        ),
+    }
+    torch.manual_seed(0)
+    module = makers[kind]().eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            factor = name.endswith("weight") and parameter.ndim == 1
+            parameter.normal_(float(factor), 0.3 if factor else 0.7)
+    return module
+
+
+def scores(module):
+    with torch.no_grad():
+        return module(torch.as_tensor(ROWS)).numpy()
+
+
+def model_of(kind):
+    return fb.models.from_torch(base_of(kind), ROWS, dropout="off")
 
 
 def moved(params, seed=0):
@@ -48,51 +117,79 @@ def files(folder):
     return json.loads((folder / "adapter_config.json").read_text()), arrays
 
 
-@pytest.mark.parametrize("kind", OTHERS_LATER)
-def test_adapters_of_peft_have_its_scores(kind):
-    adapter, how = import_peft(HERE / kind, base=BASES / kind)
-    found = adapted(kind, how, where=list(adapter)).apply(adapter, ROWS)
-    wanted = np.load(HERE / f"{kind}.npy")
-    close(found, wanted)
-    model, base = load_transformer(BASES / kind)
-    assert np.abs(wanted - model.apply(base, ROWS)).max() > 0.1
+def written(kind, folder):
+    """An adapter that peft wrote; returns the scores of its model."""
+    settings = peft.LoraConfig(
+        r=2,
+        lora_alpha=6,
+        target_modules=MODULES[kind],
+        rank_pattern=RANKS[kind],
+        fan_in_fan_out=kind == "gpt2",
+    )
+    module = peft.get_peft_model(base_of(kind), settings).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.3)
+    module.save_pretrained(str(folder))
+    return scores(module)
 
 
-@pytest.mark.parametrize("kind", MODULES)
-def test_what_is_read_and_written_again_are_the_same_products(kind, tmp_path):
-    """By name: what peft wrote, and what is written of it here, with its scales."""
-    adapter, how = import_peft(HERE / kind, base=BASES / kind)
-    export_peft(tmp_path, adapter, how=how, base=BASES / kind)
-    (first, ours), (second, theirs) = files(tmp_path), files(HERE / kind)
+@pytest.mark.parametrize("kind", LATER)
+def test_modules_of_transformers_have_their_scores_and_gradients(kind):
+    module, model = base_of(kind), model_of(kind)
+    weights = np.random.default_rng(2).normal(size=(3, 6, 11)).astype(np.float32)
+    found = module(torch.as_tensor(ROWS))
+    (found * torch.as_tensor(weights)).sum().backward()
+
+    def total(params):
+        ours = model.apply(params, ROWS)
+        return (ours * weights).sum(), ours
+
+    start = model.init(jax.random.key(0))
+    slopes, ours = jax.jit(jax.grad(total, has_aux=True))(start)
+    close(ours, found.detach().numpy())
+    for name, parameter in module.named_parameters():
+        wanted = parameter.grad.numpy()
+        assert np.abs(slopes[name] - wanted).max() < GAP * max(1, np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_adapters_of_peft_have_its_scores(kind, tmp_path):
+    wanted = written(kind, tmp_path / "theirs")
+    adapter, how = fb.import_peft(tmp_path / "theirs")
+    model = model_of(kind)
+    own = fb.adapt(model, how=how, inputs=ROWS, where=list(adapter))
+    close(own.apply(adapter, ROWS), wanted)
+    assert np.abs(wanted - scores(base_of(kind))).max() > 0.1
+    # What is written of it here, with its scales, are the same products by name.
+    fb.export_peft(tmp_path / "ours", adapter, how=how)
+    (first, ours), (_, theirs) = files(tmp_path / "ours"), files(tmp_path / "theirs")
     assert sorted(ours) == sorted(theirs)
-    for name in theirs:
-        if "lora_A" not in name:
-            continue
+    for name in (name for name in theirs if "lora_A" in name):
         other = name.replace("lora_A", "lora_B")
-        scale = second["lora_alpha"] / len(theirs[name])
-        wanted = scale * theirs[other] @ theirs[name]
+        scale = 6 / len(theirs[name])
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         alpha = first["alpha_pattern"].get(module, first["lora_alpha"])
         rank = first["rank_pattern"].get(module, first["r"])
         assert module in first["target_modules"] and rank == len(ours[name])
         np.testing.assert_allclose(
-            ours[other] @ ours[name] * alpha / rank, wanted, atol=1e-5
+            ours[other] @ ours[name] * alpha / rank,
+            scale * theirs[other] @ theirs[name],
+            atol=1e-5,
         )
-    assert first["fan_in_fan_out"] == (kind == "gpt2")
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # between peft and transformers
 @pytest.mark.parametrize("kind", MODULES)
 def test_peft_computes_what_the_adapted_model_does(kind, tmp_path):
     """A mixture of two adapters with a scale, loaded and merged by peft."""
-    peft = pytest.importorskip("peft")
-    close(np.load(HERE / f"{kind}.npy"), write(kind, tmp_path / "again"))
     how = fb.lora(2, alpha=6)
-    model = adapted(kind, how)
+    model = fb.adapt(model_of(kind), how=how, inputs=ROWS)
     one, other = (moved(model.init(jax.random.key(0)), seed) for seed in (1, 2))
     mixed = mixing.products(0.3, one, other)
-    export_peft(tmp_path, mixed, how=how, base=BASES / kind)
+    fb.export_peft(tmp_path, mixed, how=how)
     module = peft.PeftModel.from_pretrained(base_of(kind), tmp_path).eval()
     wanted = model.apply(mixed, ROWS)
     assert np.abs(wanted - scores(base_of(kind))).max() > 0.1
@@ -100,9 +197,9 @@ def test_peft_computes_what_the_adapted_model_does(kind, tmp_path):
     close(scores(module.merge_and_unload()), wanted)
 
 
-@pytest.mark.slow
-def test_peft_loads_adapters_of_any_module_of_torch(tmp_path):
-    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+@pytest.fixture
+def network():
+    """A module with a convolution, and rows of it."""
     net = torch.nn.Sequential(
         torch.nn.Conv2d(1, 3, 3),
         torch.nn.ReLU(),
@@ -111,56 +208,56 @@ def test_peft_loads_adapters_of_any_module_of_torch(tmp_path):
         torch.nn.GELU(),
         torch.nn.Linear(6, 2),
     )
-    images = np.random.default_rng(0).normal(size=(3, 1, 6, 6)).astype(np.float32)
+    return net, np.random.default_rng(0).normal(size=(3, 1, 6, 6)).astype(np.float32)
+
+
+def test_peft_loads_adapters_of_any_module_of_torch(network, tmp_path):
+    net, images = network
     how = fb.lora(2)
     model = fb.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
     adapter = moved(model.init(jax.random.key(0)))
     assert sorted(adapter) == ["0.weight", "3.weight"]
-    export_peft(tmp_path, adapter, how=how)
+    fb.export_peft(tmp_path, adapter, how=how)
     module = peft.PeftModel.from_pretrained(net, tmp_path).eval()
     close(
         module(torch.as_tensor(images)).detach().numpy(), model.apply(adapter, images)
     )
-    again, how = import_peft(tmp_path)
+    again, how = fb.import_peft(tmp_path)
     close(again["0.weight"]["a"], adapter["0.weight"]["a"])
 
 
-def test_an_adapter_with_a_frozen_a_is_written_with_it(tmp_path):
-    how = fb.lora(2, train="b")
-    model, base = load_transformer(BASES / "llama_grouped")
-    own = fb.adapt(model, base, how=how, inputs=ROWS, where="layers/query/weight")
+def test_an_adapter_with_a_frozen_a_is_written_with_it(network, tmp_path):
+    net, images = network
+    model, how = fb.models.from_torch(net, images), fb.lora(2, train="b")
+    own = fb.adapt(model, how=how, inputs=images, where="3.weight")
     adapter = moved(own.init(jax.random.key(0)))
     with pytest.raises(UserError, match="with b is not factors a and b; two adapters"):
-        export_peft(tmp_path, adapter, how=how, base=BASES / "llama_grouped")
-    whole = fb.with_frozen(model, adapter, how=how, inputs=ROWS)
-    export_peft(tmp_path, whole, how=how, base=BASES / "llama_grouped")
-    again, plain = import_peft(tmp_path, base=BASES / "llama_grouped")
-    both = adapted("llama_grouped", plain, where=list(again))
-    close(both.apply(again, ROWS), own.apply(adapter, ROWS))
+        fb.export_peft(tmp_path, adapter, how=how)
+    whole = fb.with_frozen(model, adapter, how=how, inputs=images)
+    fb.export_peft(tmp_path, whole, how=how)
+    again, plain = fb.import_peft(tmp_path)
+    both = fb.adapt(model, how=plain, inputs=images, where=list(again))
+    close(both.apply(again, images), own.apply(adapter, images))
 
 
-def test_bad_files_get_one_line(tmp_path):
-    folder = tmp_path / "adapter"
-    shutil.copytree(HERE / "gpt2", folder)
-    with pytest.raises(InputError, match="c_attn is no module of that base"):
-        import_peft(folder, base=BASES / "llama_grouped")
-    table, arrays = files(folder)
-    (folder / "adapter_config.json").write_text(json.dumps({**table, "use_dora": True}))
+def test_bad_files_get_one_line(network, tmp_path):
+    net, images = network
+    how = fb.lora(2)
+    model = fb.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
+    fb.export_peft(tmp_path, model.init(jax.random.key(0)), how=how)
+    table, arrays = files(tmp_path)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({**table, "use_dora": True}))
     with pytest.raises(InputError, match="use_dora = True is not supported, only Fals"):
-        import_peft(folder, base=BASES / "gpt2")
-    (folder / "adapter_config.json").write_text(json.dumps(table))
-    arrays.pop("base_model.model.transformer.h.0.mlp.c_fc.lora_A.weight")
-    safetensors.save_file(arrays, folder / "adapter_model.safetensors")
-    with pytest.raises(InputError, match=r"transformer\.h\.0\.mlp\.c_fc lacks a fact"):
-        import_peft(folder, base=BASES / "gpt2")
-    (folder / "adapter_model.safetensors").write_bytes(b"short")
+        fb.import_peft(tmp_path)
+    config.write_text(json.dumps(table))
+    arrays.pop("base_model.model.3.lora_A.weight")
+    safetensors.save_file(arrays, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(InputError, match=r"3 lacks a factor"):
+        fb.import_peft(tmp_path)
+    safetensors.save_file({"odd": np.ones(1)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(InputError, match=r"'odd' is not a factor of a module"):
+        fb.import_peft(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(InputError, match="no adapter of peft: "):
-        import_peft(folder, base=BASES / "gpt2")
-    with pytest.raises(InputError, match=r"config\.json: no configuration of a base"):
-        import_peft(folder, base=tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(UserError, match="model_type 't5' is not one with model_type"):
-        import_peft(folder, base=tmp_path)
-    change = {"last/bias": {"a": jnp.ones((1, 2)), "b": jnp.ones((2, 1))}}
-    with pytest.raises(UserError, match="'last/bias' is not one of layers/query/w"):
-        export_peft(tmp_path, change, how=fb.lora(1), base=BASES / "gpt2")
+        fb.import_peft(tmp_path)

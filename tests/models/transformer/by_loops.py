@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformer in NumPy, float64: one row, one layer, one head, one place at a time.
 
-Written from the papers that ``models.transformer.forward`` names, and from the
+Written from the papers that ``models.transformer_layers`` names, and from the
 architecture's words alone.
 """
 
@@ -10,6 +10,8 @@ import math
 from typing import Any
 
 import numpy as np
+
+EPSILON, ROTARY_BASE = 1e-5, 10000.0
 
 
 def softmax(x):
@@ -40,8 +42,8 @@ def affine(layer, x):
 
 def norm(form, layer, x):
     if form.norm == "rms":
-        return layer.scale * x / np.sqrt((x**2).mean() + form.epsilon)
-    spread = np.sqrt(x.var() + form.epsilon)
+        return layer.scale * x / np.sqrt((x**2).mean() + EPSILON)
+    spread = np.sqrt(x.var() + EPSILON)
     return layer.scale * (x - x.mean()) / spread + layer.offset
 
 
@@ -50,7 +52,7 @@ def rotate(form, place, x):
     half = len(x) // 2
     y = np.zeros_like(x)
     for j in range(half):
-        a = place / form.rotary_base ** (2 * j / len(x))
+        a = place / ROTARY_BASE ** (2 * j / len(x))
         y[j] = x[j] * np.cos(a) - x[j + half] * np.sin(a)
         y[j + half] = x[j + half] * np.cos(a) + x[j] * np.sin(a)
     return y
@@ -58,7 +60,7 @@ def rotate(form, place, x):
 
 def attention(form, layer, states, known, prefix):
     """``states`` of all places, those that a place may see only if ``known``."""
-    wide = form.head_width or form.width // form.heads
+    wide = form.width // form.heads
     kv = form.kv_heads or form.heads
     queries = [affine(layer.query, x).reshape(form.heads, wide) for x in states]
     keys = [affine(layer.key, x).reshape(kv, wide) for x in states]
@@ -106,33 +108,17 @@ def row_scores(form, params, row, prefix=None):
     h = [params.embedding.tokens[max(token, 0)] for token in row]
     if form.positions == "learned":
         h = [x + params.embedding.positions[t] for t, x in enumerate(h)]
-    if form.norm_embedding:
-        h = [norm(form, params.embedding.norm, x) for x in h]
     for place in range(form.layers):
         own = layer_at(params.layers, place)
         before = layer_at(prefix, place)
-        if form.norm_order == "before":
-            normed = [norm(form, own.attention_norm, x) for x in h]
-            more = attention(form, own, normed, known, before)
-            h = [x + y for x, y in zip(h, more, strict=True)]
-            h = [x + feedforward(form, own, norm(form, own.hidden_norm, x)) for x in h]
-        else:
-            more = attention(form, own, h, known, before)
-            h = [
-                norm(form, own.attention_norm, x + y)
-                for x, y in zip(h, more, strict=True)
-            ]
-            h = [norm(form, own.hidden_norm, x + feedforward(form, own, x)) for x in h]
-    if form.norm_order == "before":
-        h = [norm(form, params.norm, x) for x in h]
+        normed = [norm(form, own.attention_norm, x) for x in h]
+        more = attention(form, own, normed, known, before)
+        h = [x + y for x, y in zip(h, more, strict=True)]
+        h = [x + feedforward(form, own, norm(form, own.hidden_norm, x)) for x in h]
+    h = [norm(form, params.norm, x) for x in h]
     if form.classes is not None:
         used = [x for x, one in zip(h, known, strict=True) if one]
         h = [h[0] if form.pool == "first" else sum(used) / len(used)]
-    if form.head == "pooler":
-        h = [np.tanh(affine(params.head.dense, x)) for x in h]
-    if form.head == "masked":
-        act = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu}[form.activation]
-        h = [norm(form, params.head.norm, act(affine(params.head.dense, x))) for x in h]
     weight = params.last.weight
     if weight is None:
         weight = params.embedding.tokens

@@ -29,10 +29,11 @@ from fedblend_reproductions.adapters.task import Plan, Task, splits_of
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.text.base import (
-    FIGURES,
     SMALL,
     TOKENIZER,
+    WEIGHTS,
     Size,
+    load_base,
     save_base,
     train_base,
 )
@@ -78,14 +79,14 @@ QUICK_TEXTS = Texts(dataclasses.replace(SMALL, clients=2), length=32, windows=10
 def prepared(plan: Plan, texts: Texts, folder: Path) -> Task:
     """The clients, and the base, which is trained where the folder has none."""
     corpus, place = read_corpus(texts.base.clients, texts.base.least), folder / "base"
-    if not (place / FIGURES).exists():
+    if not (place / WEIGHTS).exists():
         save_base(place, train_base(texts.base, corpus))
     return task_of(plan, texts, corpus, place)
 
 
 def task_of(plan: Plan, texts: Texts, corpus: Corpus, folder: Path) -> Task:
     """The clients of a corpus, on the base in a folder, see ``save_base``."""
-    model, base = fb.models.load_transformer(folder)
+    model, base = load_base(folder)
     tokenizer = fb.data.load_tokenizer(folder / TOKENIZER)
     writers = {**corpus.users, **corpus.roles}
     pieces = [windows_of([text], tokenizer, texts.length) for text in writers.values()]

@@ -8,8 +8,8 @@ r"""Train a base from scratch: the frozen half of personal adapters.
         --layers 8 --heads 8 --batch 128 --steps 3000          27 M weights, for a GPU
 
 Plain training in one place: AdamW, a rate that warms up and falls as a cosine. The
-folder then has the weights and the architecture (``fb.models.load_transformer``), the
-tokenizer (``fb.data.load_tokenizer``), and ``base.json``: perplexity by token and bits
+folder then has the weights (``load_base``), the tokenizer
+(``fb.data.load_tokenizer``), and ``base.json``: perplexity by token and bits
 by character on texts that the base has not seen, and who the held-out clients are.
 """
 
@@ -28,7 +28,8 @@ import optax
 
 import fedblend as fb
 from fedblend import keys
-from fedblend.models.transformer.parameters import Transformer
+from fedblend.models.transformer_layers import Transformer
+from fedblend.simulation.io.serialize import as_tree, pack, unpack
 from fedblend_reproductions.text.corpus import (
     Corpus,
     Rows,
@@ -37,12 +38,13 @@ from fedblend_reproductions.text.corpus import (
 )
 
 FIGURES = "base.json"
+WEIGHTS = "base.safetensors"
 TOKENIZER = "tokenizer.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How large a base is, and how long it is trained; see ``Architecture``."""
+    """How large a base is, and how long it is trained; see ``transformer``."""
 
     vocabulary: int = 2048
     length: int = 128
@@ -66,10 +68,21 @@ WARM_UP, DECAY, LONGEST = 0.1, 0.1, 1.0
 class Base(NamedTuple):
     """A trained base."""
 
-    form: fb.models.Architecture
     params: Transformer
     tokenizer: fb.data.Tokenizer
     figures: dict[str, Any]
+
+
+def model_of(size: Size) -> fb.Model:
+    """The model of a base."""
+    return fb.models.transformer(
+        size.vocabulary,
+        size.length,
+        width=size.width,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+    )
 
 
 def train_base(size: Size, corpus: Corpus, say: Callable[[str], None] = print) -> Base:
@@ -82,10 +95,8 @@ def train_base(size: Size, corpus: Corpus, say: Callable[[str], None] = print) -
     """
     began = time.perf_counter()
     tokenizer = fb.data.train_tokenizer(corpus.base, size.vocabulary)
-    form = fb.models.Architecture(
-        tokenizer.size, size.length, size.width, size.layers, size.heads, size.kv_heads
-    )
-    model = fb.models.build_transformer(form)
+    size = dataclasses.replace(size, vocabulary=tokenizer.size)
+    model = model_of(size)
     rows = windows_of(corpus.base, tokenizer, size.length)
     root = jax.random.key(size.seed)
     params = model.init(keys.at(root, "init"))
@@ -105,7 +116,7 @@ def train_base(size: Size, corpus: Corpus, say: Callable[[str], None] = print) -
         "users": list(corpus.users),
         "roles": list(corpus.roles),
     }
-    return Base(form, params, tokenizer, figures)
+    return Base(params, tokenizer, figures)
 
 
 def _trained(
@@ -180,10 +191,19 @@ def quality(
 
 
 def save_base(folder: Path, base: Base) -> None:
-    """Write weights, architecture, tokenizer and figures."""
-    fb.models.save_transformer(folder, base.form, base.params)
+    """Write weights, tokenizer and figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WEIGHTS).write_bytes(pack(base.params))
     base.tokenizer.save(folder / TOKENIZER)
     (folder / FIGURES).write_text(json.dumps(base.figures, indent=2) + "\n")
+
+
+def load_base(folder: Path) -> tuple[fb.Model, Transformer]:
+    """The model and the weights that ``save_base`` wrote."""
+    figures = json.loads((folder / FIGURES).read_text())
+    model = model_of(Size(**figures["size"]))
+    arrays, _ = unpack((folder / WEIGHTS).read_bytes())
+    return model, as_tree(arrays, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def main(arguments: list[str] | None = None) -> int:

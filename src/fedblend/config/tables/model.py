@@ -34,7 +34,7 @@ from fedblend.errors import ConfigError, InputError, SettingError
 from fedblend.mixing import Apply
 from fedblend.models import MODELS
 from fedblend.models.model import in_unit
-from fedblend.models.products import Products
+from fedblend.models.matmul_precision import Products
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config

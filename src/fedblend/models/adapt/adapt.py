@@ -7,26 +7,104 @@ replicas and programs there are. What an algorithm sees are the parameters of th
 alone, so that these are what is trained, mixed, compressed, counted and stored.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedblend import keys
 from fedblend.checks import Instance, below, gate, words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
-from fedblend.mixing import Apply
-from fedblend.models.adapt.base import Base, BaseDtype, Quantized, freeze
+from fedblend.mixing import Apply, sum_of_changes
+from fedblend.models.adapt.evaluate import evaluate
 from fedblend.models.adapt.kinds import Change, Full, How, Prefix
-from fedblend.models.adapt.lazy import evaluate
-from fedblend.models.adapt.uses import Use, leaves_by_path, uses_of
+from fedblend.models.adapt.uses import Use, uses_of
 from fedblend.models.adapt.weight import Labeled, Weight, plain
 from fedblend.models.model import Model
-from fedblend.models.transformer.parameters import Prefixed
+from fedblend.models.transformer_layers import Prefixed
+from fedblend.trees import leaves_by_path
 
+BaseDtype = Literal["float32", "float16", "bfloat16", "int8"]
+"""How a base is kept; None keeps it as it is given."""
+LARGEST = 127
+"""Whole numbers of 8 bits go so far, to both sides."""
 Where = Callable[[str], bool] | str | Sequence[str] | None
 """Which weights: a function of a path, or patterns such as "layers/*/query"."""
+
+
+class Quantized(NamedTuple):
+    """A weight as whole numbers of 8 bits, and the step of each row."""
+
+    entries: jax.Array
+    steps: jax.Array
+    """Of the shape of the weight without its last axis."""
+
+
+def quantize(weight: jax.Array) -> Quantized:
+    """The nearest multiples of a step; each row of the last axis has its own.
+
+    Example:
+        >>> found = quantize(jnp.array([[0.5, 1.27], [0.0, 0.0]]))
+        >>> found.entries.tolist(), round(float(found.steps[0]), 4)
+        ([[50, 127], [0, 0]], 0.01)
+    """
+    largest = jnp.abs(weight).max(axis=-1)
+    steps = jnp.where(largest > 0, largest / LARGEST, 1).astype(weight.dtype)
+    entries = jnp.round(weight / steps[..., None]).astype(jnp.int8)
+    return Quantized(entries, steps)
+
+
+class Base(NamedTuple):
+    """The parameters of a base as they are kept, by path, and as they are used."""
+
+    leaves: dict[str, jax.Array | Quantized]
+    shapes: PyTree
+
+
+def freeze(params: PyTree, dtype: BaseDtype | None) -> Base:
+    """The base in this precision.
+
+    Args:
+        params: of the model.
+        dtype: the model computes in it; "int8" keeps weights of two axes or more in 8
+            bits, and computes in the precision that they have.
+    """
+
+    def kept(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        if dtype == "int8":
+            return quantize(leaf) if leaf.ndim > 1 else leaf
+        return leaf.astype(dtype)
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        used = leaf.steps.dtype if isinstance(leaf, Quantized) else leaf.dtype
+        whole = leaf.entries if isinstance(leaf, Quantized) else leaf
+        return jax.ShapeDtypeStruct(whole.shape, used)
+
+    leaves = {path: kept(leaf) for path, leaf in leaves_by_path(params).items()}
+    structure = jax.tree.structure(params)
+    return Base(leaves, structure.unflatten(map(shape, leaves.values())))
+
+
+def base_hash(params: PyTree) -> str:
+    """The sha256 of parameters: their paths, shapes, dtypes and entries.
+
+    Example:
+        >>> base_hash({"weight": jnp.ones(2)})[:16]
+        '1b69433a8d52071c'
+    """
+    digest = hashlib.sha256()
+    for path, leaf in sorted(leaves_by_path(params).items()):
+        array = np.asarray(leaf)
+        digest.update(f"{path} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _dtype(key: str, value: Any) -> Any:
@@ -66,7 +144,7 @@ def adapt(
 
     Example:
         >>> from fedblend.models import mlp
-        >>> from fedblend.models.adapt.lora import lora
+        >>> from fedblend.models.adapt.kinds import lora
         >>> rows = jnp.ones((2, 4))
         >>> model = mlp(4, 3, hidden=(8,))
         >>> adapted = adapt(model, how=lora(2), inputs=rows)
@@ -210,3 +288,39 @@ def _at_least_float32(output: jax.Array) -> jax.Array:
     if not jnp.issubdtype(output.dtype, jnp.floating):
         return output
     return output.astype(jnp.promote_types(output.dtype, jnp.float32))
+
+
+@gate(model=Instance(Model, "a Model"))
+def two_adapters(model: Model) -> Model:
+    """The model whose change of the base is the sum of two.
+
+    Its parameters are ``{"shared": adapter, "personal": adapter}``: methods with a
+    personal part, such as ``fedalt(..., personal=["personal"])``, keep the second one
+    at the client.
+
+    Args:
+        model: what ``adapt`` returned, with a change of weights: ``gated_lora`` has two
+            adapters of its own, and a sum of prefixes is no sum of changes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> rows = jnp.ones((2, 4))
+        >>> plain = fb.models.mlp(4, 3, hidden=(8,))
+        >>> model = two_adapters(fb.adapt(plain, how=fb.lora(2), inputs=rows))
+        >>> sorted(model.init(jax.random.key(0)))
+        ['personal', 'shared']
+    """
+
+    def init(key):
+        own = model.init(keys.named(key, "personal"))
+        return {"shared": model.init(key), "personal": own}
+
+    def of_both(function: Apply | None) -> Apply | None:
+        def compute(params, inputs):
+            whole = sum_of_changes(params["shared"], params["personal"])
+            return function(whole, inputs)  # pyright: ignore[reportOptionalCall]
+
+        return None if function is None else compute
+
+    halves = of_both(model.features), of_both(model.head)
+    return Model(init, of_both(model.apply), *halves)  # pyright: ignore

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the weights of a model meet its data: which axes are summed over, and which not.
 
-``lazy`` computes the model, with shapes alone, and asks for the change of each weight:
-the answer is noted, and there is no change.
+``evaluate`` computes the model, with shapes alone, and asks for the change of each
+weight: the answer is noted, and there is no change.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend.core import PyTree
-from fedblend.models.adapt.lazy import evaluate
+from fedblend.models.adapt.evaluate import evaluate
 from fedblend.models.adapt.weight import (
     Label,
     Labeled,
@@ -26,6 +26,7 @@ from fedblend.models.adapt.weight import (
 )
 from fedblend.models.model import Model
 from fedblend.models.parts import layer_of, operations_of
+from fedblend.trees import leaves_by_path
 
 LINEAR = ("dot_general", "conv_general_dilated", "gather")
 """The operations that a change of low rank goes through."""
@@ -148,11 +149,3 @@ def uses_of(model: Model, base: PyTree, inputs: PyTree) -> dict[str, Use]:
             is_bias=operations[path] == "add",
         )
     return uses | {path: use for path, use in unused.items() if path not in uses}
-
-
-def leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their path, such as "last/weight", in their order."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }

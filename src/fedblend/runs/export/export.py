@@ -6,17 +6,24 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedblend.errors import UserError
-from fedblend.runs.export.onnx_model import onnx_file
-from fedblend.runs.export.peft_model import ADAPTER, as_peft
+import jax
+
+from fedblend.config.model import loss_name, model_of
+from fedblend.core import PyTree
+from fedblend.errors import RunError, UserError
+from fedblend.mixing import Blend, sum_of_changes
+from fedblend.models.adapt.kinds import Lora, lora, with_frozen
+from fedblend.models.interop.peft import ADAPTER, peft_files
+from fedblend.runs.export.onnx_file import onnx_file
 from fedblend.runs.export.portable import Portable, as_npz, as_safetensors
 from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
 from fedblend.runs.run_folder import write_text
 from fedblend.runs.saved_run import SavedRun
 from fedblend.simulation.io.serialize import pack_named, write_atomically
+from fedblend.trees import precision
 
 
 def _onnx(portable: Portable) -> bytes:
@@ -36,6 +43,40 @@ def _torch(portable: Portable) -> bytes:
     if (task.center, task.scale) != (0, 1):
         facts |= {"center": str(task.center), "scale": str(task.scale)}
     return pack_named(state_dict(portable.params), facts)
+
+
+def as_peft(portable: Portable) -> dict[str, bytes]:
+    """The adapter of a run as the files of ``peft``, by name.
+
+    Raises:
+        RunError: the run trained no adapter of low rank, or none of a PyTorch module.
+    """
+    table, name = portable.config.adapt, portable.config.model.name
+    if table is None or table.how != "lora" or isinstance(portable.params, Blend):
+        raise RunError('export: peft is for one adapter of [adapt] with how = "lora"')
+    options: Any = table.options
+    how, adapter = lora(**options), portable.params
+    if table.two:
+        adapter = sum_of_changes(adapter["shared"], adapter["personal"])
+    if any("/" in path for path in adapter):
+        raise RunError(
+            f"export: peft has no names for the layers of {name}: it is for modules of "
+            "PyTorch"
+        )
+    return peft_files(_whole(portable, adapter, how), how, base=table.base)
+
+
+def _whole(portable: Portable, adapter: PyTree, how: Lora) -> PyTree:
+    """The adapter with its A, where that is no parameter."""
+    if how.train == "both":
+        return adapter
+    config, task = portable.config, portable.task
+    with precision(config.run.precision):
+        plain = config.model_copy(update={"adapt": None})
+        model = model_of(plain, task, loss_name(config, task))
+        kind = "int32" if portable.takes_numbers else config.run.precision
+        rows = jax.ShapeDtypeStruct((2, *task.shape), kind)
+        return with_frozen(model, adapter, how=how, inputs=rows)
 
 
 class Target(NamedTuple):

@@ -4,8 +4,8 @@
 
 The function is traced with a symbolic number of rows, so that the file takes any. What
 depends on constants alone, such as a transposed weight, is computed here and is a
-constant in the file. Each primitive has a rule in ``onnx_pointwise``, ``onnx_shapes``
-or ``onnx_linear``; one without is named in an error before anything is written.
+constant in the file. Each primitive has a rule in ``onnx_rules`` or
+``onnx_shapes``; one without is named in an error before anything is written.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,9 @@ from jax import export
 from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Literal
 
-from fedblend.models.scans import scan_inputs
+from fedblend.models.parts import scan_inputs
 from fedblend.runs.export.onnx_graph import ExportError, Graph, Rule, Value
-from fedblend.runs.export.onnx_linear import LINEAR
-from fedblend.runs.export.onnx_pointwise import POINTWISE
+from fedblend.runs.export.onnx_rules import LINEAR, POINTWISE
 from fedblend.runs.export.onnx_shapes import SHAPES, is_static
 
 RULES: dict[str, Rule] = {**POINTWISE, **SHAPES, **LINEAR}

@@ -17,6 +17,11 @@ import numpy as np
 from fedblend.runs.export.onnx_graph import ExportError, Graph, Rule, Value
 
 
+def ints(*values: Any) -> np.ndarray:
+    """Whole numbers as ONNX takes axes, sizes and places."""
+    return np.asarray(values, np.int64)
+
+
 def known(size: Any) -> bool:
     """Whether a size does not depend on the number of rows."""
     return isinstance(size, int | np.integer)
@@ -33,14 +38,14 @@ def reshape_to(graph: Graph, value: Value, shape: Sequence[Any]) -> Value:
     sizes = [int(size) if known(size) else -1 for size in shape]
     if sizes.count(-1) > 1:
         raise ExportError(f"onnx: a shape of several open sizes, {tuple(shape)}")
-    return graph.add("Reshape", value, np.asarray(sizes, np.int64))
+    return graph.add("Reshape", value, ints(*sizes))
 
 
-def _reshape(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _reshape(graph, equation, inputs):
     return reshape_to(graph, inputs[0], equation.outvars[0].aval.shape)
 
 
-def _broadcast(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _broadcast(graph, equation, inputs):
     shape = equation.outvars[0].aval.shape
     places = equation.params["broadcast_dimensions"]
     given = equation.invars[0].aval.shape
@@ -55,11 +60,9 @@ def _broadcast(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     parts = []
     for have, want in zip(padded, shape, strict=True):
         if known(want):
-            parts.append(np.asarray([want], np.int64))
+            parts.append(ints(want))
         else:  # 1 leaves a size that is there already
-            parts.append(
-                _size(graph, want) if known(have) else np.asarray([1], np.int64)
-            )
+            parts.append(_size(graph, want) if known(have) else ints(1))
     return graph.add("Expand", value, graph.add("Concat", *parts, axis=0))
 
 
@@ -73,16 +76,16 @@ def _size(graph: Graph, size: Any) -> Value:
     return graph.add("Mul", graph.rows, np.asarray([int(found[1])], np.int64))
 
 
-def _transpose(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _transpose(graph, equation, inputs):
     order = list(equation.params["permutation"])
     return graph.add("Transpose", inputs[0], perm=order)
 
 
-def _concatenate(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _concatenate(graph, equation, inputs):
     return graph.add("Concat", *inputs, axis=equation.params["dimension"])
 
 
-def _split(graph: Graph, equation: Any, inputs: list[Value]) -> list[Value]:
+def _split(graph, equation, inputs):
     sizes = np.asarray(equation.params["sizes"], np.int64)
     axis = equation.params["axis"]
     found = graph.add("Split", inputs[0], sizes, outputs=len(sizes), axis=axis)
@@ -110,10 +113,10 @@ def _cut(
         raise ExportError("onnx: a part of the rows is cut out of all rows")
     numbers = [[int(of[axis]) for axis in axes] for of in (starts, ends)]
     chosen = [*numbers, axes, [steps[axis] for axis in axes]]
-    return graph.add("Slice", value, *(np.asarray(one, np.int64) for one in chosen))
+    return graph.add("Slice", value, *(ints(*one) for one in chosen))
 
 
-def _slice(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _slice(graph, equation, inputs):
     params, sizes = equation.params, equation.invars[0].aval.shape
     first, last = params["start_indices"], params["limit_indices"]
     return _cut(graph, inputs[0], first, last, sizes, params["strides"])
@@ -134,7 +137,7 @@ def apart(
     size = shape[axis]
     if gap == 1:
         return value, size
-    place = np.asarray([axis + 1], np.int64)
+    place = ints(axis + 1)
     edges = np.zeros(2 * (len(shape) + 1), np.int64)
     edges[len(shape) + 2 + axis] = gap - 1
     more = () if filled is None else (filled,)
@@ -144,11 +147,11 @@ def apart(
     length = (size - 1) * gap + 1
     cut = ([0], [length], [axis])
     flat = graph.add("Reshape", wide, sizes)
-    parts = (np.asarray(one, np.int64) for one in cut)
+    parts = (ints(*one) for one in cut)
     return graph.add("Slice", flat, *parts), length
 
 
-def _pad(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _pad(graph, equation, inputs):
     config, (value, filled) = equation.params["padding_config"], inputs
     if any(low < 0 or high < 0 for low, high, _ in config):
         raise ExportError("onnx: padding that cuts has no rule")
@@ -158,10 +161,10 @@ def _pad(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     edges = [low for low, _, _ in config] + [high for _, high, _ in config]
     if not any(edges):
         return value
-    return graph.add("Pad", value, np.asarray(edges, np.int64), filled)
+    return graph.add("Pad", value, ints(*edges), filled)
 
 
-def _gather(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _gather(graph, equation, inputs):
     """A lookup in a table along one axis, or a slice at places that are known."""
     operand, places = inputs
     numbers, sizes = (
@@ -211,7 +214,7 @@ def _gather(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     return graph.add("Transpose", found, perm=order.tolist())
 
 
-def _along(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _along(graph, equation, inputs):
     """The entry of each row along one axis, as ``jnp.take_along_axis``."""
     numbers, (operand, places) = equation.params["dimension_numbers"], inputs
     shape, batch = equation.invars[0].aval.shape, equation.invars[1].aval.shape[:-1]
@@ -225,7 +228,7 @@ def _along(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     return graph.add("GatherElements", operand, index, axis=numbers.start_index_map[0])
 
 
-def _scatter(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _scatter(graph, equation, inputs):
     """Entries at one known place of an axis are replaced."""
     operand, place, update = inputs
     numbers, shape = equation.params["dimension_numbers"], equation.invars[0].aval.shape
@@ -240,23 +243,23 @@ def _scatter(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     return graph.add("Where", mask, reshape_to(graph, update, wide), operand)
 
 
-def _stack(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _stack(graph, equation, inputs):
     axis = equation.params["axis"]
-    place = np.asarray([axis], np.int64)
+    place = ints(axis)
     apart = [graph.add("Unsqueeze", value, place) for value in inputs]
     return graph.add("Concat", *apart, axis=axis)
 
 
-def _reverse(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _reverse(graph, equation, inputs):
     axes = list(equation.params["dimensions"])
     count, far = len(axes), np.iinfo(np.int64).min
     ends = [-1] * count, [far] * count, axes, [-1] * count
-    return graph.add("Slice", inputs[0], *(np.asarray(one, np.int64) for one in ends))
+    return graph.add("Slice", inputs[0], *(ints(*one) for one in ends))
 
 
-def _tile(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+def _tile(graph, equation, inputs):
     times = [
-        np.asarray([count], np.int64) if known(count) else _size(graph, count)
+        ints(count) if known(count) else _size(graph, count)
         for count in equation.params["reps"]
     ]
     return graph.add("Tile", inputs[0], graph.add("Concat", *times, axis=0))

@@ -21,6 +21,7 @@ Two models whose outputs are mixed have ``shared.`` and ``personal.`` in front o
 names, and ``alpha``, the weight of the shared one.
 """
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,10 +30,21 @@ from fedblend.core import PyTree
 from fedblend.mixing import Blend
 from fedblend.models.char_rnn import CharRnn
 from fedblend.models.dual_encoder import DualEncoder
-from fedblend.models.feedforward import Affine, Cnn, Kernel, Mlp, Norm, NormCnn, NormMlp
+from fedblend.models.feedforward import Affine, Cnn, Mlp, NormCnn, NormMlp
 from fedblend.runs.export.onnx_graph import ExportError
+from fedblend.trees import leaves_by_path
 
 Named = dict[str, np.ndarray]
+KINDS = (Affine, Mlp, NormMlp, Cnn, NormCnn, CharRnn, DualEncoder)
+"""The models of the package that PyTorch has layers for."""
+NAMES = (
+    (r"^embedding$", "embedding.weight"),
+    (r"\.scale$", ".weight"),
+    (r"\.offset$", ".bias"),
+    (r"^layers\.(\d+)\.inputs\.(weight|bias)$", r"rnn.\2_ih_l\1"),
+    (r"^layers\.(\d+)\.state$", r"rnn.weight_hh_l\1"),
+)
+"""Parts of names here, and what PyTorch calls them."""
 
 
 def state_dict(model: PyTree) -> Named:
@@ -42,91 +54,39 @@ def state_dict(model: PyTree) -> Named:
         ExportError: there is no PyTorch layout of such a model.
     """
     if isinstance(model, Blend):
-        return {
-            "alpha": np.asarray(model.alpha),
-            **_inside("shared", state_dict(model.shared)),
-            **_inside("personal", state_dict(model.personal)),
+        both = {"shared": model.shared, "personal": model.personal}
+        return {"alpha": np.asarray(model.alpha)} | {
+            f"{place}.{name}": value
+            for place, own in both.items()
+            for name, value in state_dict(own).items()
         }
     if isinstance(model, Mapping):
         values = {str(name): value for name, value in model.items()}
         if all(hasattr(value, "shape") for value in values.values()):
             return {name: np.asarray(value) for name, value in values.items()}
-    for kind, named in _LAYOUTS.items():
-        if isinstance(model, kind):
-            return named(model)
-    raise ExportError(
-        f"torch: {type(model).__name__} has no layout of PyTorch; models of the "
-        "package and of from_torch have one, --to safetensors exports every model"
-    )
-
-
-def _inside(place: str, named: Named) -> Named:
-    return {f"{place}.{name}": value for name, value in named.items()}
-
-
-def _affine(layer: Affine) -> Named:
-    bias = {} if layer.bias is None else {"bias": np.asarray(layer.bias)}
-    return {"weight": np.asarray(layer.weight), **bias}
-
-
-def _norms(layers: tuple[Norm, ...]) -> Named:
+    if not isinstance(model, KINDS):
+        raise ExportError(
+            f"torch: {type(model).__name__} has no layout of PyTorch; models of the "
+            "package and of from_torch have one, --to safetensors exports every model"
+        )
     named: Named = {}
-    for place, layer in enumerate(layers):
-        own = {"weight": np.asarray(layer.scale), "bias": np.asarray(layer.offset)}
-        named |= _inside(f"norm.{place}", own)
-    return named
-
-
-def _mlp(model: Mlp | NormMlp) -> Named:
-    named: Named = {}
-    for place, layer in enumerate(model.hidden):
-        named |= _inside(f"hidden.{place}", _affine(layer))
-    return named | _inside("last", _affine(model.last))
-
-
-def _kernel(layer: Kernel) -> Named:
-    weight = np.transpose(np.asarray(layer.weight), (3, 2, 0, 1))
-    return {"weight": weight, "bias": np.asarray(layer.bias)}
-
-
-def _cnn(model: Cnn | NormCnn) -> Named:
-    hidden = _affine(model.hidden)
-    width, channels = hidden["weight"].shape[0], model.second.weight.shape[-1]
-    # The places of an image come before the channels here, and after them in PyTorch.
-    places = hidden["weight"].reshape(width, -1, channels)
-    hidden["weight"] = np.swapaxes(places, 1, 2).reshape(width, -1)
-    return {
-        **_inside("first", _kernel(model.first)),
-        **_inside("second", _kernel(model.second)),
-        **_inside("hidden", hidden),
-        **_inside("last", _affine(model.last)),
-    }
-
-
-def _char_rnn(model: CharRnn) -> Named:
-    named = {"embedding.weight": np.asarray(model.embedding)}
-    for place, layer in enumerate(model.layers):
-        bias = np.asarray(layer.inputs.bias)
-        named |= {
-            f"rnn.weight_ih_l{place}": np.asarray(layer.inputs.weight),
-            f"rnn.weight_hh_l{place}": np.asarray(layer.state),
-            f"rnn.bias_ih_l{place}": bias,
-            f"rnn.bias_hh_l{place}": np.zeros_like(bias),
+    for path, leaf in leaves_by_path(model).items():
+        name = path.replace("/", ".")
+        for part, other in NAMES:
+            name = re.sub(part, other, name)
+        named[name] = np.asarray(leaf)
+    if isinstance(model, Cnn | NormCnn):
+        for name in ("first.weight", "second.weight"):
+            named[name] = np.transpose(named[name], (3, 2, 0, 1))
+        # The places of an image come before the channels here, after them in PyTorch.
+        hidden, channels = named["hidden.weight"], len(named["second.weight"])
+        places = hidden.reshape(len(hidden), -1, channels)
+        named["hidden.weight"] = np.swapaxes(places, 1, 2).reshape(len(hidden), -1)
+    if isinstance(model, CharRnn):  # PyTorch has a second bias
+        second = {
+            name.replace("_ih_", "_hh_"): np.zeros_like(bias)
+            for name, bias in named.items()
+            if name.startswith("rnn.bias")
         }
-    return named | _inside("last", _affine(model.last))
-
-
-def _dual_encoder(model: DualEncoder) -> Named:
-    embedding = {"embedding.weight": np.asarray(model.embedding)}
-    return embedding | _inside("dense", _affine(model.dense))
-
-
-_LAYOUTS = {
-    Affine: _affine,
-    Mlp: _mlp,
-    NormMlp: lambda model: _mlp(model) | _norms(model.norm),
-    Cnn: _cnn,
-    NormCnn: lambda model: _cnn(model) | _norms(model.norm),
-    CharRnn: _char_rnn,
-    DualEncoder: _dual_encoder,
-}
+        named |= second
+    return named

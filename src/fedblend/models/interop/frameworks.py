@@ -1,0 +1,356 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of Flax NNX, Equinox or Keras as models; and what a user's function returns.
+
+The frameworks are optional, and imported only when their function is called. The
+parameters become a plain dictionary from a path ("layers/0/weight") to an array, which
+everything that mixes, compresses or stores parameters can use.
+
+Modules are in evaluation mode, in training too. A module with dropout is refused unless
+``dropout="off"`` says that it is to be trained without. Modules with state besides
+parameters and random keys (the running means of batch normalization, caches) are
+refused, since it would be neither trained nor shared. The module determines the dtype
+of the parameters.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from fedblend.core import Key, PyTree
+from fedblend.errors import InputError, SettingError, UserError
+from fedblend.models.interop.torch_module import from_torch
+from fedblend.models.interop.torch_program import ExampleError
+from fedblend.models.model import Model, Shape
+
+Off = Literal["off"] | None
+"""Whether a module with dropout is trained without it; None refuses such a module."""
+CLASSES = {
+    "torch": "nn.Module",
+    "flax": "nnx.Module",
+    "equinox": "Module",
+    "keras": "Model",
+}
+"""The class of modules of each framework."""
+SWITCHES = {
+    "torch": ("dropout", "freeze_batch_norm"),
+    **dict.fromkeys(("flax", "equinox", "keras"), ("dropout",)),
+}
+"""The options of the functions that convert modules, by framework."""
+NEEDED = (
+    "a Model, a pair (init, apply), or a module of PyTorch, Flax NNX, Equinox or Keras"
+)
+
+
+def from_flax(source: Any, *, dropout: Off = None) -> Model:
+    """A model from a Flax NNX module.
+
+    Args:
+        source: a function from ``nnx.Rngs`` to a module, or a module, whose present
+            parameters are then what ``init`` returns for every key.
+        dropout: "off" for a module with dropout, which is then left out; None refuses
+            such a module.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = from_flax(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
+        >>> sorted(model.init(jax.random.key(0)))
+        ['bias', 'kernel']
+    """
+    from flax import nnx
+
+    def draw(key: Key) -> Any:
+        given = isinstance(source, nnx.Module)
+        return nnx.clone(source) if given else source(nnx.Rngs(key))
+
+    module = _made("from_flax", source, nnx.Module, draw)
+    drops = [
+        "/".join(map(str, path))
+        for path, part in nnx.iter_graph(module)
+        if isinstance(part, nnx.Dropout) and part.rate > 0
+    ]
+    _refuse_dropout("from_flax", module, drops, dropout)
+    module.eval()
+    graph, params, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    state = nnx.to_flat_state(rest)
+    if state:
+        path, variable = next(iter(state))
+        kind = type(variable).__name__
+        what = "BatchNorm's batch statistics" if kind == "BatchStat" else f"a {kind}"
+        raise ValueError(
+            f"from_flax: {type(module).__name__} has {what} at "
+            f"{'/'.join(map(str, path))}, only parameters can be mixed and averaged; "
+            "normalize within an example instead (LayerNorm, GroupNorm)"
+        )
+    name, restore = _by_path(params, holder="/value")
+
+    def apply(params, inputs):
+        return nnx.merge(graph, restore(params), random)(inputs)
+
+    return Model(lambda key: name(nnx.state(draw(key), nnx.Param)), apply)
+
+
+def from_equinox(source: Any, *, dropout: Off = None) -> Model:
+    """A model from an Equinox module, whose call takes one row.
+
+    Args:
+        source: a function from a key to a module, or a module, whose present
+            parameters are then what ``init`` returns for every key. All floating
+            arrays are parameters; everything else is that of the module made with key
+            0.
+        dropout: "off" for a module with dropout, which is then left out; None refuses
+            such a module.
+
+    Example:
+        >>> import equinox
+        >>> model = from_equinox(lambda key: equinox.nn.Linear(4, 3, key=key))
+        >>> sorted(model.init(jax.random.key(0)))
+        ['bias', 'weight']
+    """
+    import equinox
+
+    def draw(key: Key) -> Any:
+        return source if isinstance(source, equinox.Module) else source(key)
+
+    module = _made("from_equinox", source, equinox.Module, draw)
+    layer = equinox.nn.Dropout
+    kinds = (layer, equinox.nn.StateIndex, equinox.nn.State)
+    parts, _ = jax.tree_util.tree_flatten_with_path(
+        module, is_leaf=lambda node: isinstance(node, kinds)
+    )
+    drops = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, part in parts
+        if isinstance(part, layer)
+        and not (isinstance(part.p, int | float) and not part.p)
+    ]
+    _refuse_dropout("from_equinox", module, drops, dropout)
+    if any(isinstance(part, kinds[1:]) for _, part in parts):
+        first = module[0] if isinstance(module, tuple) else module
+        raise ValueError(
+            f"from_equinox: {type(first).__name__} has state between calls, as "
+            "BatchNorm does, only parameters can be mixed and averaged; normalize "
+            "within an example instead (LayerNorm, GroupNorm)"
+        )
+    module = equinox.nn.inference_mode(module)
+    params, static = equinox.partition(module, equinox.is_inexact_array)
+    name, restore = _by_path(params)
+
+    def init(key):
+        return name(equinox.filter(draw(key), equinox.is_inexact_array))
+
+    def apply(params, inputs):
+        return jax.vmap(equinox.combine(restore(params), static))(inputs)
+
+    return Model(init, apply)
+
+
+def from_keras(model: Any, *, dropout: Off = None) -> Model:
+    """A model from a Keras 3 model that is built, with JAX as its backend.
+
+    Args:
+        model: whose present parameters are what ``init`` returns for every key.
+        dropout: "off" for a model with dropout, which is then left out; None refuses
+            such a model.
+    """
+    import keras
+
+    if keras.backend.backend() != "jax":
+        raise InputError(
+            f"from_keras: the backend of Keras is {keras.backend.backend()}; set the "
+            "environment variable KERAS_BACKEND=jax before Keras is imported"
+        )
+    if not isinstance(model, keras.Model):
+        raise UserError("from_keras: model", model, "a keras.Model", _kind(model))
+    if not model.built:
+        raise InputError(
+            f"from_keras: {model.name} has no weights yet; give it keras.Input(shape), "
+            "or call it on some rows first"
+        )
+    drops = [
+        layer.name
+        for layer in _layers(model)
+        for rate in (getattr(layer, name, 0) for name in ("rate", "dropout"))
+        if isinstance(rate, int | float) and rate > 0
+    ]
+    _refuse_dropout("from_keras", model, drops, dropout)
+    states = [one.path for one in model.non_trainable_variables]
+    states = [path for path in states if "seed" not in path]
+    if states:
+        raise InputError(
+            f"from_keras: {model.name} has state at {states[0]}, as BatchNormalization "
+            "does, only parameters can be mixed and averaged; normalize within an "
+            "example instead (LayerNormalization, GroupNormalization)"
+        )
+    start = {one.path: one.value for one in model.trainable_variables}
+    rest = [one.value for one in model.non_trainable_variables]
+
+    def apply(params, inputs):
+        own = [params[path] for path in start]
+        return model.stateless_call(own, rest, inputs, training=False)[0]
+
+    return Model(lambda key: dict(start), apply)
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """The layers of a Keras model, and those of models in it."""
+    for one in model.layers:
+        yield one
+        if hasattr(one, "layers"):
+            yield from _layers(one)
+
+
+def _framework_of(value: Any) -> str | None:
+    """The framework whose module a value is; None if it is none.
+
+    A framework that is not imported yet is not imported here.
+    """
+    for name, classes in CLASSES.items():
+        kind: Any = sys.modules.get(name)
+        for part in classes.split("."):
+            kind = getattr(kind, part, None)
+        if isinstance(kind, type) and isinstance(value, kind):
+            return name
+    return None
+
+
+def model_from(
+    make: Callable[[], Any],
+    shape: Shape,
+    *,
+    integers: bool = False,
+    precision: str = "float32",
+    switches: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model of what a function returns.
+
+    Args:
+        make: the function; for a PyTorch module it is called again for every key, so
+            that each seed has a start of its own.
+        shape: of a row of inputs.
+        integers: rows are numbers of classes or tokens.
+        precision: of PyTorch's parameters.
+        switches: options of the function that converts it, such as ``dropout="off"``.
+
+    Raises:
+        InputError: it returns nothing that is a model.
+    """
+    made = make()
+    framework = _framework_of(made)
+    known = SWITCHES.get(framework or "", ())
+    for name in switches or {}:
+        if name not in known:
+            raise InputError(f"{name}: is not for {_described(made)}")
+    options = dict(switches or {})
+    if framework == "torch":
+        return _from_torch(make, shape, integers, precision, options)
+    if framework is not None:
+        convert = {"flax": from_flax, "equinox": from_equinox, "keras": from_keras}
+        return convert[framework](made, **options)
+    if isinstance(made, Model):
+        return made
+    if isinstance(made, tuple) and len(made) == 2 and all(map(callable, made)):
+        return Model(*made)
+    raise InputError(f"returned {_described(made)}, which is not {NEEDED}")
+
+
+def _from_torch(
+    make: Callable[[], Any],
+    shape: Shape,
+    integers: bool,
+    precision: str,
+    options: dict[str, Any],
+) -> Model:
+    """With rows as the module takes them: PyTorch's images have channels first."""
+
+    def source():
+        module = make()
+        return module.double() if precision == "float64" else module
+
+    refused = None
+    for own in _layouts(shape):
+        example = np.zeros((2, *own), np.int32 if integers else precision)
+        try:
+            return from_torch(source, example, **options)
+        except ExampleError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _layouts(shape: Shape) -> Iterator[Shape]:
+    """Shapes of rows to try: PyTorch's of an image, the data's own, flat."""
+    if len(shape) == 3:
+        yield shape[-1], *shape[:-1]
+    yield shape
+    if len(shape) == 2:
+        yield 1, *shape
+    if len(shape) > 1:
+        yield (int(np.prod(shape)),)
+
+
+def _described(made: Any) -> str:
+    return "nothing" if made is None else _kind(made).replace("a builtins.", "a ")
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _made(caller: str, source: Any, kind: type, draw: Callable[[Key], Any]) -> Any:
+    """The module that ``draw`` makes of a source with key 0, refused if it is none."""
+    _refuse_torch(caller, source)
+    needed = "a module, or a function that makes one"
+    if not isinstance(source, kind) and not callable(source):
+        raise UserError(f"{caller}: source", source, needed, _kind(source))
+    module = draw(jax.random.key(0))
+    _refuse_torch(caller, module)
+    if not isinstance(module[0] if isinstance(module, tuple) else module, kind):
+        returned = f"a function that returns {_kind(module)}"
+        raise UserError(f"{caller}: source", source, needed, returned)
+    return module
+
+
+def _refuse_torch(caller: str, source: Any) -> None:
+    """Refuse modules of PyTorch, and classes of them; another function takes them."""
+    kinds = (type(source), source if isinstance(source, type) else object)
+    homes = {one.__module__ for kind in kinds for one in kind.__mro__}
+    if "torch.nn.modules.module" in homes:
+        raise SettingError(
+            f"{caller}: source",
+            "is a module of PyTorch; fb.models.from_torch takes it",
+        )
+
+
+def _refuse_dropout(caller: str, module: Any, places: list[str], dropout: Off) -> None:
+    if dropout not in ("off", None):
+        raise UserError(f"{caller}: dropout", dropout, '"off" or None')
+    if places and dropout is None:
+        raise InputError(
+            f"{caller}: {type(module).__name__} uses dropout, at {places[0]}; a model "
+            'of fedblend computes the same in training and evaluation: dropout="off" '
+            "trains without it"
+        )
+
+
+def _by_path(
+    tree: PyTree, holder: str = ""
+) -> tuple[Callable[[PyTree], dict[str, jax.Array]], Callable[[dict], PyTree]]:
+    """Functions from a tree of this structure to a dictionary by path, and back.
+
+    ``holder`` is the suffix that a framework's wrapper of an array adds to the path.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    full = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in paths]
+    names = [path.removesuffix(holder) for path in full]
+
+    def name(tree):
+        return dict(zip(names, jax.tree.leaves(tree), strict=True))
+
+    def restore(params):
+        return jax.tree.unflatten(structure, [params[name] for name in names])
+
+    return name, restore

@@ -1,0 +1,444 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A module of PyTorch as a list of steps in JAX.
+
+The steps are those of ``torch.export``, for any number of rows: a size that depends on
+it is computed from the shapes of the inputs. Every value has the dtype that it has in
+PyTorch, as far as JAX's precision allows.
+
+A model has no random key and no state besides its parameters. To see what a module does
+in training that a model does not, it runs once in training mode, on a copy, and what it
+draws or averages over rows is noted with the layer that does so, be it a layer of its
+own or a function called inside of one.
+"""
+
+import copy
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.core import PyTree
+from fedblend.errors import InputError
+from fedblend.models.interop.torch_layers import LAYERS, SEQUENCES
+from fedblend.models.interop.torch_operators import POINTWISE, SHAPES
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+OPERATORS = {**POINTWISE, **SHAPES, **LAYERS, **SEQUENCES}
+"""What JAX computes for an operator of ATen, by its name."""
+WHOLE = (
+    *("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"),
+    *("linear.default", "scaled_dot_product_attention.default"),
+)
+"""Operators that are not taken apart: a loop over time would be written out."""
+IGNORED = ("dtype", "layout", "device", "pin_memory", "memory_format", "generator")
+"""Keywords of operators: a value's dtype is known anyway, the rest is of PyTorch."""
+ONE = "(Tensor x) -> Tensor"
+RANDOM = ("bernoulli", "native_dropout", "rrelu_with_noise")
+"""Parts of the names of operators that draw, as dropout does."""
+CHECKS = ("_assert_", "sym_constrain_range", "_assert_scalar", "_assert_tensor")
+"""Operators that compute nothing."""
+
+
+class Reference(NamedTuple):
+    """A value that an earlier step computed."""
+
+    name: str
+
+
+class Step(NamedTuple):
+    """One operator: its result's name, its function and arguments, its dtypes."""
+
+    name: str
+    function: Callable[..., PyTree]
+    arguments: Any
+    keywords: Mapping[str, Any]
+    dtypes: Any
+
+
+class Program(NamedTuple):
+    """The steps from parameters, constants and inputs to the outputs."""
+
+    inputs: tuple[str, ...]
+    parameters: Mapping[str, str]
+    """By the names of values: which parameters of the module they are."""
+    constants: Mapping[str, np.ndarray]
+    steps: tuple[Step, ...]
+    output: str
+
+    def __call__(self, params: Mapping[str, jax.Array], *inputs: jax.Array):
+        """The outputs of the module with these parameters."""
+        known: dict[str, Any] = dict(zip(self.inputs, inputs, strict=True))
+        known |= {name: params[own] for name, own in self.parameters.items()}
+        known |= {name: jnp.asarray(one) for name, one in self.constants.items()}
+        with jax.numpy_rank_promotion("allow"):  # as PyTorch does
+            for step in self.steps:
+                values = step.function(
+                    *_resolved(step.arguments, known), **_resolved(step.keywords, known)
+                )
+                known[step.name] = _typed(values, step.dtypes)
+        return known[self.output]
+
+
+def _resolved(value: Any, known: Mapping[str, Any]) -> Any:
+    if isinstance(value, Reference):
+        return known[value.name]
+    if isinstance(value, list | tuple):
+        return [_resolved(one, known) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _resolved(one, known) for key, one in value.items()}
+    return value
+
+
+def _typed(value: Any, dtype: Any) -> Any:
+    """The value with the dtype of PyTorch; sizes stay numbers of Python."""
+    if isinstance(dtype, tuple):
+        return [_typed(*pair) for pair in zip(value, dtype, strict=False)]
+    if value is None or dtype is None:
+        return value
+    return jnp.asarray(value, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def exported(
+    name: str, module: "nn.Module", example: tuple["Tensor", ...]
+) -> "ExportedProgram":
+    """The graph of a module for any number of rows, in ATen's core operators."""
+    import torch
+
+    rows = torch.export.Dim.DYNAMIC
+    table = torch.export.default_decompositions()
+    for operation in WHOLE:
+        base, overload = operation.split(".")
+        packet = getattr(torch.ops.aten, base)
+        table.pop(getattr(packet, overload), None)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    logging.disable(logging.CRITICAL)  # pages about what becomes one line here
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            graph = torch.export.export(
+                module, example, dynamic_shapes=tuple({0: rows} for _ in example)
+            )
+            _mark_detached(graph)
+            return graph.run_decompositions(table)
+    except Exception as error:
+        raise InputError(f"from_torch: {name} {_why(error)}") from None
+    finally:
+        logging.disable(logging.NOTSET)
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _mark_detached(graph: "ExportedProgram") -> None:
+    """Put an operator of fedblend's own where gradients stop in a graph.
+
+    Taking a graph apart forgets ``detach`` and ``no_grad``.
+    """
+    import torch
+
+    name = "fedblend::stop_gradient"
+    if not hasattr(torch.ops.fedblend, "stop_gradient"):
+        own = torch.library.custom_op(name, torch.clone, mutates_args=(), schema=ONE)
+        own.register_fake(torch.empty_like)
+    stop = torch.ops.fedblend.stop_gradient.default
+    nodes = graph.graph
+    for node in list(nodes.nodes):
+        if node.target is torch.ops.aten.detach.default:
+            node.target = stop
+        if str(node.target) == "wrap_with_set_grad_enabled" and node.args[0] is False:
+            for given in node.args[2:]:  # after the flag and the graph inside
+                with nodes.inserting_before(node):
+                    stopped = nodes.call_function(stop, (given,))
+                stopped.meta = dict(given.meta)
+                node.replace_input_with(given, stopped)
+    graph.graph_module.recompile()
+
+
+def _why(error: Exception) -> str:
+    """Why a module has no graph, in one line."""
+    kind = type(error).__name__
+    text = " ".join(str(error).split())
+    if "DataDependent" in kind or "data-dependent" in text:
+        return (
+            "branches on values of its inputs, and compiled code has no such branch; "
+            "torch.where chooses between values"
+        )
+    if "specialized" in text or "ConstraintViolation" in kind:
+        return (
+            "works for one number of rows only, that of the example; sizes in view or "
+            "reshape must follow inputs.shape[0]"
+        )
+    return f"cannot be traced by torch.export: {kind}: {text[:300]}"
+
+
+def program_of(name: str, graph: "ExportedProgram") -> Program:
+    """The steps of a graph.
+
+    Raises:
+        InputError: it has operators that are not among those of ``OPERATORS``, has
+            other outputs than one array, or writes to its buffers.
+    """
+    signature = graph.graph_signature
+    nodes = list(graph.graph.nodes)
+    called = [node for node in nodes if node.op == "call_function"]
+    _refuse_sizes_from_values(name, called)
+    _refuse_unknown(name, called)
+    if signature.buffers_to_mutate:
+        first = next(iter(signature.buffers_to_mutate.values()))
+        raise InputError(
+            f"from_torch: {name} writes to its buffer {first!r}; only parameters can "
+            "be mixed and averaged"
+        )
+    outputs = next(node for node in nodes if node.op == "output").args[0]
+    if len(outputs) != 1 or not hasattr(outputs[0], "name"):
+        raise InputError(
+            f"from_torch: {name} returns {len(outputs)} values; a model returns one "
+            "tensor, with the scores of each row"
+        )
+    shape = outputs[0].meta["val"].shape
+    inputs = tuple(map(str, signature.user_inputs))
+    first = next(one for one in nodes if one.name == inputs[0])
+    if not len(shape) or shape[0] != first.meta["val"].shape[0]:
+        sizes = ", ".join("rows" if "s" in str(one) else str(one) for one in shape)
+        raise InputError(
+            f"from_torch: {name} returns a tensor of shape ({sizes}); the first axis "
+            "of inputs and outputs is that of the rows"
+        )
+    return Program(
+        inputs,
+        signature.inputs_to_parameters,
+        _constants(graph),
+        tuple(_step(node) for node in called if not _is_check(node)),
+        outputs[0].name,
+    )
+
+
+def _constants(graph: "ExportedProgram") -> dict[str, np.ndarray]:
+    signature = graph.graph_signature
+    buffers = signature.inputs_to_buffers
+    lifted = signature.inputs_to_lifted_tensor_constants
+    known = {**graph.constants, **graph.state_dict}
+    return {
+        name: known[own].detach().cpu().numpy()
+        for name, own in {**buffers, **lifted}.items()
+    }
+
+
+def _names(node: "Node") -> Iterator[str]:
+    """By which a step may be known: with its overload, and without."""
+    name = getattr(node.target, "name", lambda: str(node.target))()
+    whole = name.partition("::")[2] or name
+    yield whole
+    yield whole.partition(".")[0]
+
+
+def _is_check(node: "Node") -> bool:
+    return any(name.startswith(CHECKS) for name in _names(node))
+
+
+def _function(node: "Node") -> Callable[..., PyTree] | None:
+    target: Any = node.target
+    own = getattr(target, "__module__", "")
+    if own in ("_operator", "math") or target is operator.getitem:
+        return target
+    if getattr(target, "__name__", "").startswith("sym_") and own == "torch":
+        return target  # of numbers of Python here
+    return next((OPERATORS[one] for one in _names(node) if one in OPERATORS), None)
+
+
+def _refuse_sizes_from_values(name: str, called: Sequence["Node"]) -> None:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    for node in called:
+        value = node.meta.get("val")
+        if value is not None and free_unbacked_symbols(value):
+            raise InputError(
+                f"from_torch: {name} makes a number or a size from the values of its "
+                f"inputs, by {node.target}{_place(node)}; compiled code has the same "
+                "shapes for all inputs, torch.where chooses between values"
+            )
+
+
+def _refuse_unknown(name: str, called: Sequence["Node"]) -> None:
+    found: dict[str, str] = {}
+    for node in called:
+        if _function(node) is None and not _is_check(node):
+            found.setdefault(str(node.target), _place(node))
+    if found:
+        listed = ", ".join(f"{one}{place}" for one, place in found.items())
+        raise InputError(
+            f"from_torch: {name} uses operators that fedblend cannot run: {listed}"
+        )
+
+
+def _place(node: "Node") -> str:
+    """The layer that a step belongs to."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    if not stack:
+        return ""
+    path, kind = stack[-1]
+    kind = kind if isinstance(kind, str) else kind.__name__
+    where = f" at {path!r}" if path else ""
+    return f" (in {kind.rpartition('.')[2]}{where})"
+
+
+def _step(node: "Node") -> Step:
+    from torch import dtype, fx
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return Reference(value.name)
+        if isinstance(value, list | tuple):
+            return [plain(one) for one in value]
+        return value
+
+    arguments = [plain(one) for one in node.args if not isinstance(one, dtype)]
+    keywords = {
+        key: plain(value) for key, value in node.kwargs.items() if key not in IGNORED
+    }
+    function = _function(node)
+    assert function is not None
+    return Step(node.name, function, arguments, keywords, _dtypes(node.meta["val"]))
+
+
+def _dtypes(value: Any) -> Any:
+    """The dtypes of what PyTorch computes there; None for sizes."""
+    if isinstance(value, list | tuple):
+        return tuple(_dtypes(one) for one in value)
+    kind = getattr(value, "dtype", None)
+    return None if kind is None else jnp.dtype(str(kind).removeprefix("torch."))
+
+
+class ExampleError(InputError):
+    """A module does not take the rows of the example."""
+
+
+@contextmanager
+def example_errors(
+    module: "nn.Module", example: tuple["Tensor", ...]
+) -> Iterator[None]:
+    """Errors of running a module on the example inside, as an ``ExampleError``."""
+    try:
+        yield
+    except Exception as error:
+        sizes = " and ".join(str(tuple(one.shape)) for one in example)
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ExampleError(
+            f"from_torch: {type(module).__name__} does not take the example, of shape "
+            f"{sizes}: {why}"
+        ) from None
+
+
+def observed(
+    module: "nn.Module", example: tuple["Tensor", ...], training: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The layers that draw, and those that use statistics of the batch.
+
+    By the layer's path in the module: the name of its class.
+
+    Raises:
+        ExampleError: the module does not take the example.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    drawing: dict[str, str] = {}
+    averaging: dict[str, str] = {}
+    inside: list[tuple[str, str]] = []
+
+    class Observer(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = str(func)
+            path, kind = inside[-1] if inside else ("", "")
+            if any(word in name for word in RANDOM):
+                drawing.setdefault(path, kind)
+            # An instance norm is one row that has the channels of all rows.
+            if "batch_norm" in name and _uses_batch(args) and args[0].shape[0] > 1:
+                averaging.setdefault(path, kind)
+            return func(*args, **(kwargs or {}))
+
+    def enter(path: str, layer: "nn.Module"):
+        layer.register_forward_pre_hook(
+            lambda *_: inside.append((path, type(layer).__name__))
+        )
+        layer.register_forward_hook(lambda *_: inside.pop() and None)
+
+    shared: dict[int, Any] = {id(one): one for one in module.parameters()}
+    watched = copy.deepcopy(module, shared).train(training)  # buffers may change
+    for path, layer in watched.named_modules():
+        enter(path, layer)
+    with (
+        example_errors(module, example),
+        torch.random.fork_rng(),
+        torch.no_grad(),
+        Observer(),
+    ):
+        watched(*example)
+    return drawing, averaging
+
+
+def _uses_batch(arguments: tuple) -> bool:
+    """Whether a batch normalization uses the rows at hand: its argument ``training``.
+
+    It is the only one that is true or false.
+    """
+    return any(one is True for one in arguments)
+
+
+def refuse_training_only(
+    name: str,
+    module: "nn.Module",
+    example: tuple["Tensor", ...],
+    dropout: str,
+    freeze_batch_norm: bool,
+) -> None:
+    """Refuse a module that is another one in training, unless the user said so.
+
+    Raises:
+        InputError: one line, with the layers.
+    """
+    drawing, averaging = observed(module, example, training=True)
+    if drawing and dropout != "off":
+        raise InputError(
+            f"from_torch: {name} uses dropout, in {layers(drawing)}; a model of "
+            'fedblend computes the same in training and evaluation: dropout="off" '
+            "trains without it"
+        )
+    _, always = observed(module, example, training=False)
+    if always:
+        raise InputError(
+            f"from_torch: {name} has {layers(always)}, which takes the statistics of "
+            "the batch in evaluation too, so that rows depend on each other; normalize "
+            "within a row instead (GroupNorm, LayerNorm)"
+        )
+    if averaging and not freeze_batch_norm:
+        raise InputError(
+            f"from_torch: {name} has {layers(averaging)}, whose running statistics can "
+            "be neither mixed nor averaged; normalize within a row instead (GroupNorm, "
+            "LayerNorm), or freeze_batch_norm=True keeps the stored statistics"
+        )
+
+
+def layers(found: Mapping[str, str]) -> str:
+    """The first of some layers, and how many more there are.
+
+    >>> layers({"conv.2": "Dropout", "6": "Dropout"})
+    "Dropout at 'conv.2' and in 1 more place"
+    """
+    path, kind = next(iter(found.items()))
+    more = len(found) - 1
+    end = f" and in {more} more place{'s' * (more > 1)}" if more else ""
+    return f"{kind}{f' at {path!r}' if path else ''}{end}"

@@ -1,0 +1,262 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Transformers by name: scores of the next token, or of the classes of a row.
+
+Weights start as those of GPT-2: normal with deviation 0.02, and less by the root of
+twice the number of layers where a product is added to the states; biases at 0, factors
+of normalizations at 1.
+
+Reference:
+    Radford, Wu, Child, Luan, Amodei, Sutskever. Language models are unsupervised
+    multitask learners. 2019.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import keys
+from fedblend.checks import COUNT, gate
+from fedblend.core import Key
+from fedblend.models.feedforward import Affine
+from fedblend.models.model import Arguments, Model, Shape, model, of_halves
+from fedblend.models.transformer_layers import (
+    Architecture,
+    Embedding,
+    Layer,
+    Prefix,
+    Scaling,
+    Scores,
+    Transformer,
+    features,
+    scores,
+)
+
+DEVIATION = 0.02
+
+
+def _sequences(name: str) -> Arguments:
+    """The arguments of a model of rows of tokens: the outputs, and the length."""
+
+    def arguments(shape: Shape, outputs: int) -> tuple[int, int]:
+        if len(shape) != 1:
+            raise ValueError(
+                f"{name}: rows of shape {tuple(shape)} are no sequences, which are "
+                "(length,)"
+            )
+        return outputs, shape[0]
+
+    return arguments
+
+
+_TOKENS = "next tokens: rotary positions, RMS norms, gated SiLU"
+_CLASSES = "classes of rows of tokens: a transformer that sees all places"
+
+
+@model(_TOKENS, _sequences("transformer"))
+def transformer(
+    vocabulary: int,
+    length: int = 1024,
+    *,
+    width: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    hidden: int | None = None,
+    positions: str = "rotary",
+    norm: str = "rms",
+    activation: str = "silu_gated",
+    bias: str = "none",
+    tied: bool = True,
+    remat: bool = False,
+    unroll: bool = False,
+    dtype=jnp.float32,
+) -> Model:
+    """Scores for the next token, [rows, length, vocabulary], at least float32.
+
+    The scores of a place depend on the places up to it alone.
+
+    Args:
+        vocabulary: number of tokens; inputs are integers [rows, length] below it.
+        length: places of the longest row, which learned positions need.
+        width: of the states between layers.
+        layers: number of layers.
+        heads: of attention.
+        kv_heads: heads of keys and values, a divisor of ``heads``; None for as many.
+        hidden: width inside of the feedforward half; None for the usual one.
+        positions: "rotary" or "learned".
+        norm: "rms" or "layer".
+        activation: "silu_gated", "gelu_gated", "gelu", "gelu_tanh" or "relu".
+        bias: of products: "none", "attention", "hidden" or "all".
+        tied: scores have the weights of the embedding.
+        remat: compute the inside of layers again for the gradient; saves memory.
+        unroll: compile every layer by itself; faster on a GPU.
+        dtype: of the parameters and of products; float32, float64 or bfloat16.
+
+    The defaults with 2048 tokens have 1 053 824 parameters.
+
+    Example:
+        >>> import jax
+        >>> model = transformer(80, width=16, layers=2, kv_heads=2)
+        >>> params = model.init(jax.random.key(0))
+        >>> model.apply(params, jnp.zeros((2, 5), jnp.int32)).shape
+        (2, 5, 80)
+    """
+    form = Architecture(
+        vocabulary,
+        length,
+        width,
+        layers,
+        heads,
+        kv_heads,
+        hidden,
+        positions,
+        norm,
+        activation,
+        bias,
+        remat,
+        unroll,
+        tied=tied,
+    )
+    return build_transformer(form, dtype)
+
+
+@model(_CLASSES, _sequences("text_classifier"))
+@gate(classes=COUNT)
+def text_classifier(
+    classes: int,
+    length: int = 1024,
+    *,
+    vocabulary: int = 256,
+    width: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    hidden: int | None = None,
+    positions: str = "rotary",
+    norm: str = "rms",
+    activation: str = "silu_gated",
+    bias: str = "none",
+    pool: str = "mean",
+    remat: bool = False,
+    unroll: bool = False,
+    dtype=jnp.float32,
+) -> Model:
+    """Scores of the classes of a row of tokens, [rows, classes], at least float32.
+
+    Every place sees all places of its row that are not padding: a negative token is.
+
+    Args:
+        classes: number of scores.
+        length: places of the longest row, which learned positions need.
+        vocabulary: number of tokens; inputs are integers [rows, length] below it.
+        width: of the states between layers.
+        layers: number of layers.
+        heads: of attention.
+        kv_heads: heads of keys and values, a divisor of ``heads``; None for as many.
+        hidden: width inside of the feedforward half; None for the usual one.
+        positions: "rotary" or "learned".
+        norm: "rms" or "layer".
+        activation: "silu_gated", "gelu_gated", "gelu", "gelu_tanh" or "relu".
+        bias: of products: "none", "attention", "hidden" or "all".
+        pool: a row's features are the "mean" over its places, or the "first" one's.
+        remat: compute the inside of layers again for the gradient; saves memory.
+        unroll: compile every layer by itself; faster on a GPU.
+        dtype: of the parameters and of products; float32, float64 or bfloat16.
+
+    Example:
+        >>> import jax
+        >>> model = text_classifier(3, vocabulary=80, width=16, layers=2)
+        >>> params = model.init(jax.random.key(0))
+        >>> model.apply(params, jnp.array([[4, 2, 7], [5, 1, -1]])).shape
+        (2, 3)
+    """
+    form = Architecture(
+        vocabulary,
+        length,
+        width,
+        layers,
+        heads,
+        kv_heads,
+        hidden,
+        positions,
+        norm,
+        activation,
+        bias,
+        remat,
+        unroll,
+        classes=classes,
+        pool=pool,
+    )
+    return build_transformer(form, dtype)
+
+
+def build_transformer(form: Architecture, dtype) -> Model:
+    """The transformer of an architecture.
+
+    Args:
+        form: its sizes and kinds.
+        dtype: of the parameters and of products; with bfloat16, normalizations, the
+            softmax and scores are float32.
+    """
+    made = of_halves(
+        lambda key: _start(form, key, dtype),
+        lambda params, rows: features(form, params, rows),
+        scores,
+    )
+    return made._replace(
+        prefix=lambda key, length: _start_prefix(form, key, length, dtype)
+    )
+
+
+def _start(form: Architecture, key: Key, dtype) -> Transformer:
+    """The parameters at the start."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+
+    def normal(name: str, *shape: int, deviation: float = DEVIATION):
+        drawn = jax.random.normal(keys.named(key, name), shape, wide)
+        return (deviation * drawn).astype(dtype)
+
+    def scaling(*shape: int) -> Scaling:
+        offset = jnp.zeros(shape, dtype) if form.norm == "layer" else None
+        return Scaling(jnp.ones(shape, dtype), offset)
+
+    def product(name, part, inputs, outputs, deviation=DEVIATION) -> Affine:
+        weight = normal(name, form.layers, outputs, inputs, deviation=deviation)
+        biased = form.bias in (part, "all")
+        return Affine(weight, jnp.zeros(weight.shape[:2], dtype) if biased else None)
+
+    narrow = DEVIATION / math.sqrt(2 * form.layers)
+    heads, kv = form.heads * form.head_width, form.kv * form.head_width
+    layers = Layer(
+        scaling(form.layers, form.width),
+        product("query", "attention", form.width, heads),
+        product("key", "attention", form.width, kv),
+        product("value", "attention", form.width, kv),
+        product("out", "attention", heads, form.width, narrow),
+        scaling(form.layers, form.width),
+        product("gate", "hidden", form.width, form.inner) if form.gated else None,
+        product("up", "hidden", form.width, form.inner),
+        product("down", "hidden", form.inner, form.width, narrow),
+    )
+    learned = form.positions == "learned"
+    embedding = Embedding(
+        normal("tokens", form.vocabulary, form.width),
+        normal("positions", form.length, form.width) if learned else None,
+    )
+    count = form.classes or form.vocabulary
+    own = form.classes is not None or not form.tied
+    last = Scores(
+        normal("last", count, form.width) if own else None,
+        jnp.zeros(count, dtype) if form.classes is not None else None,
+    )
+    return Transformer(embedding, layers, scaling(form.width), last)
+
+
+def _start_prefix(form: Architecture, key: Key, length: int, dtype) -> Prefix:
+    """Keys and values of a prefix at the start, at least float32: they are trained."""
+    shape = (form.layers, length, form.kv, form.head_width)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    both = (keys.named(key, name) for name in Prefix._fields)
+    return Prefix(*(DEVIATION * jax.random.normal(own, shape, wide) for own in both))
