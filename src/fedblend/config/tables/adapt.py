@@ -37,10 +37,8 @@ from fedblend.config.table import (
 )
 from fedblend.core import PyTree
 from fedblend.errors import ConfigError, SettingError
-from fedblend.models.adapt.adapt import adapt
-from fedblend.models.adapt.adapt import BaseDtype
+from fedblend.models.adapt.adapt import BaseDtype, adapt, two_adapters
 from fedblend.models.adapt.kinds import KINDS
-from fedblend.models.adapt.adapt import two_adapters
 from fedblend.models.model import Model
 from fedblend.registry import (
     ALGORITHMS,

@@ -33,8 +33,8 @@ from fedblend.data.dataset import DATASETS, Task
 from fedblend.errors import ConfigError, InputError, SettingError
 from fedblend.mixing import Apply
 from fedblend.models import MODELS
-from fedblend.models.model import in_unit
 from fedblend.models.matmul_precision import Products
+from fedblend.models.model import in_unit
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config

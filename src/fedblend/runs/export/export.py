@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedblend.config.model import loss_name, model_of
+from fedblend.config.tables.model import loss_name, model_of
 from fedblend.core import PyTree
 from fedblend.errors import RunError, UserError
 from fedblend.mixing import Blend, sum_of_changes
