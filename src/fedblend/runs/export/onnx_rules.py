@@ -139,27 +139,20 @@ POINTWISE: dict[str, Rule] = {
 
 def _dot(graph, equation, inputs):
     """A product: MatMul where two matrices are multiplied, else Einsum."""
-    (left_sum, right_sum), (left_batch, right_batch) = equation.params[
-        "dimension_numbers"
-    ]
+    summed, batched = equation.params["dimension_numbers"]
     left, right = (len(variable.aval.shape) for variable in equation.invars)
-    plain = tuple(left_sum) == (left - 1,) and not left_batch
-    if plain and right == 2 and tuple(right_sum) == (0,):
+    plain = tuple(summed[0]) == (left - 1,) and not batched[0]
+    if plain and right == 2 and tuple(summed[1]) == (0,):
         return graph.add("MatMul", *inputs)
-    letters = iter(string.ascii_lowercase)
-    names = [[""] * left, [""] * right]
-    for pairs in (
-        zip(left_batch, right_batch, strict=True),
-        zip(left_sum, right_sum, strict=True),
-    ):
-        for at, beside in pairs:
-            names[0][at] = names[1][beside] = next(letters)
-    batch = [names[0][at] for at in left_batch]
-    summed = {names[0][at] for at in left_sum}
-    for side in names:
-        side[:] = [name or next(letters) for name in side]
-    free = [one for side in names for one in side if one not in (*batch, *summed)]
-    text = f"{''.join(names[0])},{''.join(names[1])}->{''.join([*batch, *free])}"
+    letters = string.ascii_lowercase
+    ours, theirs = list(letters[:left]), list(letters[left : left + right])
+    for pairs in (summed, batched):
+        for at, beside in zip(*pairs, strict=True):
+            theirs[beside] = ours[at]
+    common = [ours[at] for at in batched[0]]
+    gone = {*common, *(ours[at] for at in summed[0])}
+    free = [one for one in (*ours, *theirs) if one not in gone]
+    text = f"{''.join(ours)},{''.join(theirs)}->{''.join([*common, *free])}"
     return graph.add("Einsum", *inputs, equation=text)
 
 
@@ -208,11 +201,9 @@ def _pooling(operator: str) -> Rule:
         rank = len(window)
         inside = [at for at in range(rank) if window[at] != 1 or strides[at] != 1]
         dilated = [*params["base_dilation"], *params["window_dilation"]]
-        if any(size != 1 for size in dilated) or rank - len(inside) < 2:
+        if any(size != 1 for size in dilated) or rank - len(inside) != 2:
             raise ExportError(f"onnx: {equation.primitive.name} in this form")
         order = [at for at in range(rank) if at not in inside] + inside
-        if rank - len(inside) > 2:
-            raise ExportError(f"onnx: {equation.primitive.name} over many axes")
         edges = [padding[at][0] for at in inside] + [padding[at][1] for at in inside]
         more: dict[str, Any] = (
             {"count_include_pad": 1} if operator == "AveragePool" else {}
