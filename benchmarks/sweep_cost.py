@@ -19,8 +19,8 @@ from typing import NamedTuple
 import jax
 
 from fedblend.config.config import Config, check
+from fedblend.runs.compare import sweep
 from fedblend.runs.run import run_config
-from fedblend.runs.sweep import sweep
 
 ALPHAS = [round(0.1 * place, 1) for place in range(1, 11)]
 SEEDS = 5

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedblend.runs.auto.candidates import Request
-from fedblend.runs.auto.comparison import Comparison, Screen
+from fedblend.runs.auto.comparison import AutoComparison, Screen
 from fedblend.trees import precision
 
 Table = dict[str, np.ndarray]
@@ -94,11 +94,13 @@ def numbers(seed: int) -> Table:
     return _table(draw, site, x, 10 ** draw.uniform(-6, 6) * outcome)
 
 
-def judge(columns: Table, place: Path) -> Comparison:
+def judge(columns: Table, place: Path) -> AutoComparison:
     """The comparison of a table in a folder, decided, without runs and a page."""
     path = place / "table.csv"
     pd.DataFrame(columns).to_csv(path, index=False)
-    found = Comparison(Request(path, "site", "outcome"), place / "out", 4.0, Screen())
+    found = AutoComparison(
+        Request(path, "site", "outcome"), place / "out", 4.0, Screen()
+    )
     with precision("float32"):
         found.judge()
     return found

@@ -92,7 +92,7 @@ def _cohort(**given: Any) -> Any:
 
 
 def _shared(**given: Any) -> Any:
-    return fb.tune(
+    return fb.choose(
         lambda alpha: PLAIN,
         jnp.zeros(2),
         FEDERATION,
@@ -256,7 +256,7 @@ CASES = {
     "personalize": _case(fb.personalize, {"algorithm": PLAIN, "down": None,
                                           "new_clients": FEDERATION, "key": KEY},
                          visits="whole"),
-    "tune": _case(_shared, {}, alphas="alpha"),
+    "choose": _case(_shared, {}, alphas="alpha"),
     "dgd": _case(fb.theory.steps.dgd, {"alpha": 0.5, "smoothness": KNOWN},
                  alpha="alpha"),
     "dcgd": _case(fb.theory.steps.dcgd, {"alpha": 0.5, "smoothness": KNOWN,

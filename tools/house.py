@@ -38,7 +38,7 @@ SILENT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-MAY_NAME = ("algorithms", "runs/auto", "runs/demo")
+MAY_NAME = ("algorithms", "runs/auto")
 """Where an algorithm may be named: its own package, the candidates, the demo."""
 PUBLIC_FLOWER = ("app", "clientapp", "serverapp")
 PREPOSITIONS = """

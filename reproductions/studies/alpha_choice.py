@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.selection.tune_alpha import choose
 from fedblend_reproductions.apfl import generalization
+from fedblend_reproductions.apfl.tune_alpha import choose, tune
 from fedblend_reproductions.flix.clusters import label_signatures
 
 CLIENTS, SEEDS, ROUNDS, CLASSES = 20, 5, 60, 10
@@ -64,7 +64,7 @@ def outcomes(model, federated_data, seed):
     def reached(run):
         return run.summary()["measures"]["test"]["personal"]["accuracy"]["mean"]
 
-    by_loss = fb.tune(
+    by_loss = tune(
         apfl, model.init, federated_data, key, measure=both, by="loss", **common
     )
     run, grid = by_loss.run, by_loss.alphas

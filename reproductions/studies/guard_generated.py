@@ -22,7 +22,7 @@ from scipy.stats import norm
 
 from fedblend.selection import shrinkage
 from fedblend.selection.choose import GRID, GUARD
-from fedblend.selection.shrinkage import Scores
+from fedblend.selection.shrinkage import ClientCosts
 
 FOLDS = 5
 PENALTIES = (0.1, 1.0, 5.0, 20.0)
@@ -173,7 +173,7 @@ class World:
 def decided(world, costs):
     """What ``fb.choose`` believes, of the costs of rows."""
     clients = [
-        Scores(own, int(n - n // FOLDS), int(n))
+        ClientCosts(own, int(n - n // FOLDS), int(n))
         for own, n in zip(costs, world.counts, strict=True)
     ]
     federation = shrinkage.learn(clients)

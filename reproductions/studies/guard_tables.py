@@ -26,8 +26,8 @@ from nobody_harmed import discoveries
 from scipy.stats import ttest_1samp
 
 from fedblend.config.config import check
-from fedblend.runs.guard import guard_config
-from fedblend.selection.average_arms import measured
+from fedblend.runs.tune import tune_config
+from fedblend.selection.arms import row_metrics
 from fedblend.selection.choose import GRID
 
 TABLES = {
@@ -106,7 +106,7 @@ def ways_of(found):
         ]
     metric = found.arms[0].run.evidence.metrics[found.metric]
     clients = range(len(counts))
-    arms["deployed"] = measured(
+    arms["deployed"] = row_metrics(
         map(found.personal, clients), found.federated_data.test, metric
     )
     return arms
@@ -124,7 +124,7 @@ def main():
             with tempfile.TemporaryDirectory() as place:
                 tables = prepared(asked.folder, name, Path(place))
                 tables["run"]["seed"] = tables["data"]["seed"] = seed
-                found, _, _ = guard_config(check(tables, name), list(GRID), by="mse")
+                found, _, _ = tune_config(check(tables, name), list(GRID), by="mse")
             arms = ways_of(found)
             rng = np.random.default_rng(0)
             known = [i for i, rows in enumerate(arms["alone"]) if len(rows) > 3]

@@ -358,7 +358,7 @@ def decisions(data, guard=GUARD, arms=EVERY):
     for client, count in enumerate(data.counts):
         rows = errors[:, client][:, ~np.isnan(errors[0, client])].T
         fold = int(count // data.folds)
-        clients.append(shrinkage.Scores(rows, int(count) - fold, int(count)))
+        clients.append(shrinkage.ClientCosts(rows, int(count) - fold, int(count)))
     federation = shrinkage.learn(clients)
     beliefs = [shrinkage.posterior(one, federation) for one in clients]
     return [shrinkage.decide(one, (0, len(errors) - 1), guard) for one in beliefs]

@@ -281,6 +281,9 @@ from fedblend.runs.auto import (
 from fedblend.runs.compare import (
     compare as compare,
 )
+from fedblend.runs.compare import (
+    sweep as sweep,
+)
 from fedblend.runs.personalize import (
     personalize_from as personalize_from,
 )
@@ -302,17 +305,11 @@ from fedblend.runs.sklearn import (
 from fedblend.runs.sklearn import (
     FederatedRegressor as FederatedRegressor,
 )
-from fedblend.runs.sklearn_scorer import (
+from fedblend.runs.sklearn import (
     client_scorer as client_scorer,
-)
-from fedblend.runs.sweep import (
-    sweep as sweep,
 )
 from fedblend.selection.choose import (
     choose as choose,
-)
-from fedblend.selection.tune_alpha import (
-    tune as tune,
 )
 from fedblend.simulation.aggregators import (
     trimmed_mean as trimmed_mean,

@@ -3,15 +3,13 @@
 """``fedblend tune``: what it prints and writes, and what it refuses."""
 
 import csv
-import shlex
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fedblend.cli import main, screen, tune
+from fedblend.cli import main, screen
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, load
@@ -31,7 +29,6 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(screen, "compile_cache", lambda: None)
     content = deepcopy(TINY)
-    content["data"]["validation"] = 0.25
     content["data"]["classes"] = 4
     content["algorithm"] |= {"name": "apfl", "alpha": 0.9, "learn": "fixed"}
     content["measure"]["metrics"] = ["loss"]
@@ -40,43 +37,10 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_chosen_and_how_to_run_it(place, capsys, compiled):
-    arguments = ["tune", "apfl.toml", "--alphas", "1,0,.3", "--out", "tuned.csv"]
-    assert main(arguments) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert max(map(len, said.out.splitlines())) <= 80
-    with open("tuned.csv") as file:
-        clients = list(csv.DictReader(file))
-    values = np.array(
-        [[float(row[f"validation_loss_at_{a}"]) for a in GRID] for row in clients]
-    )
-    chosen = [float(row["alpha"]) for row in clients]
-    assert chosen == [GRID[place] for place in values.argmin(axis=1)]
-    assert len(set(chosen)) > 1
-    assert {row["chosen_on"] for row in clients} == {"validation"}
-    table = {
-        cells[0]: cells for cells in map(str.split, said.out.splitlines()) if cells
-    }
-    for replica, alpha in enumerate(["0", "0.3", "1"]):
-        assert table[alpha][1] == f"{values[:, replica].mean():.4f}"
-        assert table[alpha][3] == str(chosen.count(GRID[replica]))
-    best = GRID[values.mean(axis=0).argmin()]
-    words = shlex.split(said.out.partition("one alpha for all: ")[2].split("\n")[0])
-    assert words == f"fedblend run apfl.toml --set algorithm.alpha={best}".split()
-    assert "every client its own: fedblend run tuned.toml" in said.out
-    again, before = load(Path("tuned.toml")), load(Path("apfl.toml"))
-    assert again.algorithm.alpha == chosen
-    same = {"alpha": before.algorithm.alpha}
-    assert again.algorithm.model_copy(update=same) == before.algorithm
-    assert again.model_copy(update={"algorithm": before.algorithm}) == before
-
-
 @pytest.mark.slow
-def test_guarded_without_validation_rows(place, capsys, compiled):
-    arguments = ["--guard", "--folds", "2", "--alphas", "0,.3", "--out", "tuned.csv"]
-    config = ["tune", "apfl.toml", "--set", "data.validation=0.0"]
-    assert main([*config, *arguments]) == 0
+def test_what_is_chosen_and_written(place, capsys, compiled):
+    arguments = ["--folds", "2", "--alphas", "0,.3", "--out", "tuned.csv"]
+    assert main(["tune", "apfl.toml", *arguments]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     assert max(map(len, said.out.splitlines())) <= 80
@@ -106,18 +70,10 @@ def test_guarded_without_validation_rows(place, capsys, compiled):
         (["--alphas", "0,2"], "--alphas: '2' is not a number in [0, 1]"),
         (["--alphas", "0,few"], "--alphas: 'few' is not a number in [0, 1]"),
         (["--alphas", ""], "--alphas: '' is not a number in [0, 1]"),
-        (["--out", "apfl.csv"], "apfl.toml: exists already; --out names another file"),
-        (["--out", "new.toml"], "new.toml: is the place of a table, .csv"),
         (["--out", "no/new.csv"], "no: is no folder to write new.csv to"),
         (["--by", "auc"], "--by: 'auc' is not measured; it is one of ['loss']"),
-        (["--set", "data.validation=0.0"], "data.validation: is 0, and alpha is"),
-        (["--set", "data={source='digits', partition='iid', clients=900, "
-          "validation=0.1}"],
-         "data.validation: 0.1 leaves no client a row to choose on"),
-        (["--guard", "--folds", "1"], "--folds: 1 is not a whole number of at least 2"),
-        (["--guard", "--folds", "999"], "--folds: 999, and no client has as many rows"),
-        (["--guard", "--by", "auc"], "--by: 'auc' is not measured; it is one of"),
-        (["--guard", "--set", "algorithm.learn=step"], 'algorithm.learn: is "step"'),
+        (["--folds", "1"], "--folds: 1 is not a whole number of at least 2"),
+        (["--folds", "999"], "--folds: 999, and no client has as many rows"),
         (["--set", "run.seed=[1, 2]"], "run.seed: several; a choice is made for one"),
         (["--set", "run.cohort=9"], "run.cohort: 9 is not between 1 and the 6 clients"),
         (["--set", "algorithm.learn=step"], 'algorithm.learn: is "step", so alpha mov'),
@@ -140,29 +96,12 @@ def test_what_is_refused(arguments, line, place, capsys):
 def test_every_alpha_has_the_rate_of_theory():
     """A replica of the sweep is the run with that alpha and its own 1/L_alpha."""
     server = "algorithm.server={name='nesterov'}"
-    settings = ("data.validation=0.25", "run.rounds=5", server)
-    found, _ = tune_config(check(changed(FLIX, *settings), "here"), [0.0, 0.1, 0.7])
+    settings = ("run.rounds=5", server)
+    config = check(changed(FLIX, *settings), "here")
+    found, *_ = tune_config(config, [0.0, 0.1, 0.7], folds=2)
     with precision("float64"):
         own = build(check(changed(FLIX, *settings, "algorithm.alpha=0.1"), "here"))
         alone = set_up(own.spec).complete()
-    swept = stacked(found.run.shared)[1]
+    run = found.arms[2].run  # after training alone and alpha = 0
+    swept = stacked(run.shared)[1]
     np.testing.assert_allclose(swept, stacked(alone.shared).ravel(), rtol=1e-8)
-    # alpha = 0 minimizes a constant: the shared model stays where it starts
-    assert np.isfinite(found.validation).all()
-
-
-def test_clients_without_a_value_are_reported(capsys, monkeypatch):
-    from fedblend.selection.tune_alpha import Tuned
-
-    monkeypatch.setenv("COLUMNS", "80")
-    nan = float("nan")
-    validation = np.array([[0.5, nan], [0.25, nan]])
-    chosen, unsure = np.array([1.0, 1.0]), np.array([False, True])
-    no_run: Any = None
-    found = Tuned(
-        np.array([0.0, 1.0]), validation, None, chosen, 1.0, unsure, "loss", no_run
-    )
-    tune._print(found)
-    said = capsys.readouterr().out
-    assert "1 clients have no finite value on validation rows: alpha = 1" in said
-    assert ["1", "0.2500", "-", "2"] in [line.split() for line in said.splitlines()]

@@ -11,7 +11,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump, loads
 from fedblend.config.tables.privacy import report
 from fedblend.errors import ConfigError
-from fedblend.runs.local_baseline import work_alone
+from fedblend.runs.run import work_alone
 from fedblend.simulation.simulate import set_up
 
 NODES = {"partition": "nodes", "clients": 3, "kind": "binary", "shape": [2]}

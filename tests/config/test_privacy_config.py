@@ -420,7 +420,7 @@ def test_plans_and_choices_leave_it_out(configured):
     config = configured(algorithm=flix, data={"validation": 0.2})
     with pytest.raises(ConfigError, match=r"^privacy: there are no plans"):
         problem(config)
-    with pytest.raises(ConfigError, match=r"^privacy: a choice on validation rows"):
+    with pytest.raises(ConfigError, match=r"^privacy: a choice by cross-validation"):
         tune.tune_config(config, [0.5])
 
 

@@ -217,7 +217,7 @@ def test_figures_are_pdf_of_a_columns_width(made, tmp_path):
     ],
 )
 def test_other_data_is_refused_before_anything_runs(other, key, tmp_path):
-    with pytest.raises(ConfigError, match=r"^apfl: has other data than") as error:
+    with pytest.raises(RunError, match=r"^apfl: has other data than") as error:
         compare([config(), other], tmp_path / "out")
     assert key in str(error.value)
     assert not (tmp_path / "out").exists()

@@ -16,14 +16,13 @@ from fedblend.metrics import Metric
 from fedblend.runs import per_row_scores
 from fedblend.runs.paired import (
     ALONE,
-    compared,
     contenders,
     differences,
-    holm,
-    p_value,
+    pair_differences,
 )
 from fedblend.runs.run_folder import Folder
 from fedblend.stats.gains import TAIL, Evidence
+from fedblend.stats.significance import holm, p_value
 from tiny_config import TINY
 
 METRICS = {
@@ -119,7 +118,7 @@ def test_the_differences_are_those_of_the_clients_on_the_same_rows(folders):
 def test_the_folder_knows_which_rows_the_seeds_share(folders):
     """Rows of client 4 that both seeds test are one unit: the interval is wider."""
     saved = contenders(folders)
-    (whole,) = compared(saved, ["loss"])
+    (whole,) = pair_differences(saved, ["loss"])
     numbers = saved["slow"].saved.evidence.numbers["test"]
     inside = np.arange(9) < COUNTS[:, None]
     np.testing.assert_array_equal(
@@ -134,7 +133,7 @@ def test_the_folder_knows_which_rows_the_seeds_share(folders):
         )
         for name, one in saved.items()
     }
-    (found,) = compared(other, ["loss"])
+    (found,) = pair_differences(other, ["loss"])
     assert not np.array_equal(found.gain.low, whole.gain.low, equal_nan=True)
 
 
@@ -143,7 +142,7 @@ def test_training_alone_is_one_of_the_methods_where_it_is_the_same(folders, tmp_
     assert list(contenders(folders)) == ["slow", "fast"]
     found = contenders({"slow": folders["slow"]})
     assert list(found) == ["slow", ALONE]
-    (alone,) = compared(found, ["loss"])
+    (alone,) = pair_differences(found, ["loss"])
     summary = per_row_scores.read(Folder(folders["slow"])).evidence
     assert alone.gain.mean == summary.gain("test", "loss", "local").mean
 

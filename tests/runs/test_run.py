@@ -115,13 +115,13 @@ def test_every_algorithm_runs_and_its_personal_models_are_kept(
     tiny["algorithm"] |= {"name": name, **OWN[name]}
     tiny["run"] |= SHORT | ({"cohort": 6} if examples.needs_everyone(name) else {})
     tiny["measure"] |= LITTLE
-    runs, write = [], results.write_personal_models
+    runs, write = [], run_folder.write_personal_models
 
     def written(folder, run, *more):
         runs.append(run)
         return write(folder, run, *more)
 
-    monkeypatch.setattr(results, "write_personal_models", written)
+    monkeypatch.setattr(run_folder, "write_personal_models", written)
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
     assert result["round"] == 2

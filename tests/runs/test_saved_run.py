@@ -17,7 +17,7 @@ from fedblend.cli import main
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.errors import RunError
-from fedblend.runs import personal_models, results
+from fedblend.runs import results, run_folder
 from fedblend.runs.run import run_config
 from fedblend.simulation.io.serialize import StackWriter
 from fedblend.simulation.simulate import simulate
@@ -198,7 +198,7 @@ def test_personal_models_that_are_not_kept_or_interrupted(
     tiny["algorithm"] |= {"name": "apfl", "alpha": 0.3}
     tiny["run"] |= {"rounds": 1, "every": 1}
     tiny["measure"] |= {"splits": ["test"], "metrics": ["loss"]}
-    monkeypatch.setattr(personal_models, "MOST_BYTES", 100)
+    monkeypatch.setattr(run_folder, "MOST_BYTES", 100)
     lines: list[str] = []
     run_config(check(tiny, "here"), tmp_path / "auto", on_warning=lines.append)
     assert any("personal models of 6 clients" in line for line in lines)
@@ -212,7 +212,7 @@ def test_personal_models_that_are_not_kept_or_interrupted(
     interrupted, add = tmp_path / "interrupted", StackWriter.add
     tiny["run"]["keep_personal"] = "always"
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(personal_models, "AT_ONCE", 4)
+        patch.setattr(run_folder, "AT_ONCE", 4)
         patch.setattr(StackWriter, "add", stopped_after(1, add))
         run_config(check(tiny, "here"), interrupted)
     assert not list(interrupted.glob("personal*"))

@@ -13,11 +13,11 @@ from fedblend.config.config import check
 from fedblend.config.sweep import grid, parse, programs, together
 from fedblend.errors import ConfigError, RunError
 from fedblend.runs import results, run_folder, side_by_side
+from fedblend.runs.compare import read_points, sweep
 from fedblend.runs.paired import contenders
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend.runs.side_by_side import NotTogether, run_together
-from fedblend.runs.sweep import read_points, sweep
 from fedblend.simulation.io.serialize import unpack
 from tiny_config import TINY
 
@@ -203,7 +203,7 @@ def test_what_decides_by_the_value_runs_one_by_one(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise NotTogether
 
-    monkeypatch.setattr("fedblend.runs.sweep.run_together", refuse)
+    monkeypatch.setattr("fedblend.runs.compare.run_together", refuse)
     made = content(APFL, run={"rounds": 1, "every": 1}, measure={"local": 1})
     found = swept(made, {"algorithm.alpha": [0.2, 0.7]}, tmp_path)
     assert found.programs == 2

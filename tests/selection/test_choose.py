@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.selection.average_arms import (
+from fedblend.selection.arms import (
+    Arm,
     average_costs,
     can_average,
-    weighted_costs,
+    mix_costs,
 )
-from fedblend.selection.choose import GUARD, REASONS, by_other_folds, finite_arms
-from fedblend.selection.cross_validate import Arm
-from fedblend.selection.shrinkage import Scores
+from fedblend.selection.choose import (
+    GUARD,
+    REASONS,
+    decisions_without_folds,
+    finite_arms,
+)
+from fedblend.selection.shrinkage import ClientCosts
 
 DIM, ALIKE, ROUNDS, KEY = 4, 8, 20, jax.random.key(3)
 GRID = (1.0, 0.0, 0.5)
@@ -212,9 +217,9 @@ def test_what_a_fold_states_is_chosen_by_the_others():
     other[:, 1] *= [1.0, 50.0]
 
     def decided(each):
-        clients = [Scores(own.reshape(-1, 2), 8, deployed=12) for own in each]
-        unknown = Scores(np.zeros((0, 2)), 1, deployed=2)
-        return by_other_folds([*clients, unknown], (0,), GUARD, 3)
+        clients = [ClientCosts(own.reshape(-1, 2), 8, deployed=12) for own in each]
+        unknown = ClientCosts(np.zeros((0, 2)), 1, deployed=2)
+        return decisions_without_folds([*clients, unknown], (0,), GUARD, 3)
 
     for fold, (one, two) in enumerate(zip(decided(costs), decided(other), strict=True)):
         same = [np.array_equal(a.best, b.best) for a, b in zip(one, two, strict=True)]
@@ -226,7 +231,7 @@ def test_costs_by_weights_of_each_fold_against_loops():
     weights = rng.dirichlet(np.ones(2), (3, 2))  # 3 folds, 2 clients
     costs = [[rng.random(6), rng.random(0)] for _ in range(2)]
     arms = [Arm(str(i), of, None) for i, of in enumerate(costs)]  # type: ignore[arg-type]
-    found = weighted_costs(arms, weights)
+    found = mix_costs(arms, weights)
     expected = [
         sum(weights[row // 2, 0, arm] * costs[arm][0][row] for arm in range(2))
         for row in range(6)

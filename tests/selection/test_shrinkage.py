@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedblend.selection import shrinkage
-from fedblend.selection.shrinkage import Federation, Posterior, Scores
+from fedblend.selection.shrinkage import ClientCosts, Population, Posterior
 
 ARMS = 3
 
@@ -20,7 +20,7 @@ def drawn(seed, sizes, spread=0.1, arms=ARMS):
     own = np.exp(spread * rng.standard_normal((len(sizes), arms)))
     truth = np.arange(1, arms + 1) * own
     return truth, [
-        Scores(mean * rng.gamma(1.0, 1.0, (n, arms)), max(n, 4), deployed=5 * n)
+        ClientCosts(mean * rng.gamma(1.0, 1.0, (n, arms)), max(n, 4), deployed=5 * n)
         for mean, n in zip(truth, sizes, strict=True)
     ]
 
@@ -31,7 +31,7 @@ def test_one_arm_and_equal_clients_is_the_estimator_of_james_and_stein(monkeypat
     monkeypatch.setattr(shrinkage, "PRIOR_COST", 0.0)
     means = np.array([0.0, 1.0, 3.0, 8.0])
     rows = 1 + np.array([-0.5, 0.5, -0.5, 0.5])
-    clients = [Scores((np.exp(m) * rows)[:, None], 4, deployed=4) for m in means]
+    clients = [ClientCosts((np.exp(m) * rows)[:, None], 4, deployed=4) for m in means]
     sampling = (1 / 3) / 4  # the variance of a row, by the number of rows
     between = means.var() - sampling
     found = shrinkage.learn(clients, rounds=300)
@@ -85,7 +85,7 @@ def literal_round(clients, federation):
     within = federation.within
     scale = np.trace(np.linalg.inv(within) @ spread) / len(clients) / ARMS
     between = (spread + 3 * scale * within) / (len(clients) + 3)
-    return Federation(federation.level, within, line, between)
+    return Population(federation.level, within, line, between)
 
 
 def test_a_round_against_loops():
@@ -93,7 +93,7 @@ def test_a_round_against_loops():
     before = shrinkage.learn(clients, rounds=2)
     expected = literal_round(clients, before)
     found = shrinkage.learn(clients, rounds=3)
-    for name in Federation._fields:
+    for name in Population._fields:
         np.testing.assert_allclose(
             getattr(found, name),
             getattr(expected, name),
@@ -144,8 +144,8 @@ def test_the_truth_is_nearer_than_the_means_are():
 
 
 def test_models_of_all_rows_are_better_by_the_slope():
-    belief = Federation(1.0, np.eye(1), np.array([[5.0], [-2.0]]), np.eye(1))
-    client = Scores(np.zeros((0, 1)), trained=10, deployed=20)
+    belief = Population(1.0, np.eye(1), np.array([[5.0], [-2.0]]), np.eye(1))
+    client = ClientCosts(np.zeros((0, 1)), trained=10, deployed=20)
     assert shrinkage.fold_posterior(client, belief).mean == 5 - 2 * math.log(10)
     assert shrinkage.posterior(client, belief).mean == pytest.approx(
         5 - 2 * math.log(20)
@@ -186,7 +186,7 @@ def planted(seed, odd):
     cost = np.array([[0.20, 0.10, 0.25]] * 20 + [odd])
     sizes = [30] * 20 + [800]
     return [
-        Scores((rng.random((n, 3)) < c).astype(float), int(0.8 * n), n)
+        ClientCosts((rng.random((n, 3)) < c).astype(float), int(0.8 * n), n)
         for c, n in zip(cost, sizes, strict=True)
     ]
 
@@ -213,7 +213,7 @@ def test_a_client_that_mixing_hurts_falls_back():
 
 
 def test_costs_that_never_differ_leave_the_last_arm():
-    clients = [Scores(np.zeros((5, 2)), 4, 5)] * 3
+    clients = [ClientCosts(np.zeros((5, 2)), 4, 5)] * 3
     federation = shrinkage.learn(clients)
     belief = shrinkage.posterior(clients[0], federation)
     found = shrinkage.decide(belief, [0], guard=0.5)
@@ -233,7 +233,7 @@ def noisy(seed, scale):
     clients = []
     for mean, n in zip(truth, sizes, strict=True):
         factor = rng.gamma(0.5, 2.0, (n, 1)) * rng.gamma(4.0, 0.25, (n, ARMS))
-        clients.append(Scores(mean * factor, int(n - n // 5), int(n)))
+        clients.append(ClientCosts(mean * factor, int(n - n // 5), int(n)))
     return truth, clients
 
 

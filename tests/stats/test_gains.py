@@ -10,27 +10,27 @@ import pytest
 
 from fedblend import metrics
 from fedblend.core import Batch
-from fedblend.stats.gains import Sides, gain, gain_summary
+from fedblend.stats.gains import PairedValues, gain, gain_summary
 
 FINE = np.array([False])
 ACCURACY = metrics.accuracy(lambda params, inputs: inputs)
 LOSS = metrics.mean_loss(lambda params, rows: rows)
 
 
-def sides(own, other) -> Sides:
+def sides(own, other) -> PairedValues:
     """One client by its rows."""
     own, other = (np.asarray(rows, float)[None] for rows in (own, other))
-    return Sides(own.mean(1), other.mean(1), FINE, (own, other))
+    return PairedValues(own.mean(1), other.mean(1), FINE, (own, other))
 
 
-def of_counts(better: int, worse: int, rows: int) -> Sides:
+def of_counts(better: int, worse: int, rows: int) -> PairedValues:
     """A client with so many rows right by one model and wrong by the other."""
     own, other = np.zeros(rows), np.zeros(rows)
     own[:better] = other[better : better + worse] = 1
     return sides(own, other)
 
 
-def found(metric: metrics.Metric, *seeds: Sides):
+def found(metric: metrics.Metric, *seeds: PairedValues):
     rows = 0 if seeds[0].rows is None else seeds[0].rows[0].shape[1]
     return gain(metric, seeds, np.array([rows or 30]))
 
@@ -46,7 +46,7 @@ def test_intervals_of_right_and_wrong_cover_what_is_true(rows):
     values = own.mean(1), other.mean(1)
     fine = np.zeros(len(both), bool)
     counts = np.full(len(both), rows)
-    answer = gain(ACCURACY, [Sides(*values, fine, (own, other))], counts)
+    answer = gain(ACCURACY, [PairedValues(*values, fine, (own, other))], counts)
     same = rows - better - worse
     ways = np.array([
         lgamma(rows + 1) - lgamma(b + 1) - lgamma(w + 1) - lgamma(s + 1)
@@ -134,7 +134,7 @@ def seeds_of(
         other = np.maximum(np.take_along_axis(-gaps, numbers, 1), 0)
         own, other = (other, own) if metric is LOSS else (own, other)
         values, fine = (own.mean(1), other.mean(1)), np.zeros(clients, bool)
-        found.append(Sides(*values, fine, (own, other), numbers))
+        found.append(PairedValues(*values, fine, (own, other), numbers))
     return found
 
 
@@ -177,7 +177,7 @@ def test_without_rows_the_least_favorable_pairs_are_assumed():
     values_only = found(ACCURACY, paired._replace(rows=None))
     np.testing.assert_allclose([values_only.low, values_only.high],
                                [known.low, known.high])  # fmt: skip
-    half = Sides(np.array([0.5]), np.array([0.3]), FINE)  # 15 and 9 of 30 right
+    half = PairedValues(np.array([0.5]), np.array([0.3]), FINE)  # 15 and 9 of 30 right
     unsure = found(ACCURACY, half)
     assert unsure.low < 0 < unsure.high
     assert found(LOSS, half).high == np.inf
@@ -201,7 +201,7 @@ def test_by_chance_is_the_95_percent_point_of_harmed_clients(clients):
 
 def test_who_is_not_finite_is_counted_and_never_left_out():
     nan, inf = float("nan"), float("inf")
-    both = Sides(
+    both = PairedValues(
         own=np.array([1.0, nan, 0.5, nan, 1.0]),
         other=np.array([nan, 1.0, 1.0, nan, -inf]),
         broken=np.array([False, True, True, False, False]),
@@ -215,7 +215,7 @@ def test_who_is_not_finite_is_counted_and_never_left_out():
 def test_the_mean_over_clients_has_an_interval_over_clients_and_seeds():
     def of(values):
         values = np.array(values)
-        return Sides(values, 0 * values, np.zeros(4, bool))
+        return PairedValues(values, 0 * values, np.zeros(4, bool))
 
     gaps = [0.1, 0.2, 0.3, 0.4]
     counts = np.full(4, 10)

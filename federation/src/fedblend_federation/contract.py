@@ -40,8 +40,8 @@ from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.errors import ConfigError
+from fedblend.metrics import main_first
 from fedblend.models import Model
-from fedblend.report.measures import in_order
 from fedblend.simulation.result import Budget
 from fedblend.theory.constants import Smoothness
 from fedblend_federation import raw_tables
@@ -267,7 +267,7 @@ class Contract:
             return None
         if not isinstance(local, bool):
             return Budget(local)
-        return Budget(None, "its own rows", in_order(built.measures)[0])
+        return Budget(None, "its own rows", main_first(built.measures)[0])
 
     def central_shapes(self) -> Shard | None:
         """Shapes and dtypes of the server's rows, as nodes assume them."""

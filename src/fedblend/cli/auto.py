@@ -75,11 +75,11 @@ def auto(
 
 
 def _print(found: "AutoResult", place: Path) -> None:
-    from fedblend.report.measures import in_order
+    from fedblend.metrics import main_first
     from fedblend.report.terminal import human_bits
 
     # Accuracy hides what a rare class needs.
-    second = "auc" if "auc" in found.metrics else in_order(found.metrics)[1]
+    second = "auc" if "auc" in found.metrics else main_first(found.metrics)[1]
     metrics = list(dict.fromkeys([found.metric, second]))
     made = screen.table("method", *metrics, "over alone", "bits per client", right=1)
     for row in found.table:

@@ -148,16 +148,24 @@ def tracked(
     if not names:
         yield lambda: None
         return
-    from fedblend.config.config import dump
-    from fedblend.runs.trackers import FolderTrackers
+    from fedblend.runs.run_folder import Folder, read_rows
+    from fedblend.runs.trackers import folder_trackers
 
     words = [word.strip() for name in names for word in name.split(",")]
-    both = config.model_dump(exclude_none=True), dump(config)
-    trackers = FolderTrackers(words, out, config.name, both)
+    tables = config.model_dump(exclude_none=True)
+    trackers, folder = folder_trackers(words, out, config.name, tables), Folder(out)
+
+    def note_rows() -> None:
+        if folder.metrics.is_file():
+            rows = read_rows(folder)
+            for tracker in trackers:
+                tracker.update(rows)
+
     try:
-        yield trackers.update
+        yield note_rows
     finally:
-        trackers.close()
+        for tracker in trackers:
+            tracker.close()
     for word in dict.fromkeys(words):
         screen.note(f"{word}: {out / word}")
 

@@ -56,7 +56,7 @@ def sweep(
     fedblend sweep apfl.toml --over algorithm.rate=0.01,0.1,1 --over run.cohort=5,10
     """
     screen.compile_cache()
-    from fedblend.runs.sweep import sweep as run_all
+    from fedblend.runs.compare import sweep as run_all
 
     with (
         screen.interruptible("interrupted; the same command with --resume continues"),

@@ -12,7 +12,12 @@ what personalization is for, so ``Spread`` has the worst tenth beside it; ``gain
 counts the clients that do better and worse with their personal model than with another.
 """
 
-from fedblend.metrics.metric import Measure, RowByRow, RowMeasure  # noqa: F401
+from fedblend.metrics.metric import (  # noqa: F401
+    Measure,
+    RowByRow,
+    RowMeasure,
+    main_first,
+)
 from fedblend.metrics.metric import Metric as Metric
 from fedblend.metrics.metric import Spread as Spread
 from fedblend.metrics.metric import evaluate as evaluate

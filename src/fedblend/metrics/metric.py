@@ -6,7 +6,7 @@ Statistics over clients are NumPy; clients with NaN are left out.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -181,6 +181,14 @@ def unless_nan(right: jax.Array, scores: jax.Array) -> jax.Array:
     return jnp.where(unknown, jnp.nan, right.astype(scores.dtype))
 
 
+ORDER = (
+    "log_loss",  # is measured where it is asked for, and then decides
+    *("accuracy", "mse", "recall", "auc", "balanced_accuracy", "average_precision"),
+    *("rmse", "mae", "r2", "brier", "calibration_error", "calibration_gap"),
+)
+"""The metrics in the order in which tables show them; the first is the main one."""
+
+
 class Spread(NamedTuple):
     """A metric over clients.
 
@@ -229,3 +237,24 @@ def over_clients(
             best=float(ordered[-1]),
             clients=len(ordered),
         )
+
+
+def main_first(metrics: Iterable[str]) -> list[str]:
+    """The main one of these metrics, then the others, then the loss.
+
+    Metrics that begin with the loss are in no order of their own; of others the first
+    is the main one.
+
+    >>> main_first(["loss", "auc", "recall@5"])
+    ['recall@5', 'auc', 'loss']
+    >>> main_first(["auc", "loss", "accuracy"])
+    ['auc', 'accuracy', 'loss']
+    """
+    found = list(metrics)
+    others = [name for name in found if name != "loss"]
+    if found[:1] == others[:1]:
+        return others + (["loss"] if "loss" in found else [])
+    kinds = {name: name.partition("@")[0] for name in others}
+    order = [*ORDER, *kinds.values()]
+    others.sort(key=lambda name: order.index(kinds[name]))
+    return others + (["loss"] if "loss" in found else [])

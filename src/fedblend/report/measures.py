@@ -11,22 +11,17 @@ only where the 95 % interval of its gain lies below zero; see ``gains``. With se
 seeds values are means over them, and intervals are those of the means.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.metrics import main_first
 from fedblend.simulation.result import Results
 from fedblend.stats.gains import Evidence, Gain, GainSummary, gain_summary
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
-ORDER = (
-    "log_loss",  # is measured where it is asked for, and then decides
-    *("accuracy", "mse", "recall", "auc", "balanced_accuracy", "average_precision"),
-    *("rmse", "mae", "r2", "brier", "calibration_error", "calibration_gap"),
-)
-"""The metrics in the order in which tables show them; the first is the main one."""
 HELD_OUT = ("test", "validation")
 """The splits worth a figure; training rows only where nothing was held out."""
 WORSE_THAN = {"local": "alone", "shared": "with the shared model"}
@@ -69,34 +64,13 @@ def shown_splits(rows: Sequence[Row]) -> list[str]:
 
 def shown_metrics(rows: Sequence[Row], split: str) -> list[str]:
     """The metrics of a split: the main one first, the loss last."""
-    return in_order(next(iter(rows[-1]["measures"][split].values()), {}))
+    return main_first(next(iter(rows[-1]["measures"][split].values()), {}))
 
 
 def drawn_metrics(rows: Sequence[Row], split: str) -> list[str]:
     """The main metric of a split, and the loss: those that have curves."""
     shown = shown_metrics(rows, split)
     return list(dict.fromkeys([*shown[:1], *shown[-1:]]))
-
-
-def in_order(metrics: Iterable[str]) -> list[str]:
-    """The main one of these metrics, then the others, then the loss.
-
-    Metrics that begin with the loss are in no order of their own; of others the first
-    is the main one.
-
-    >>> in_order(["loss", "auc", "recall@5"])
-    ['recall@5', 'auc', 'loss']
-    >>> in_order(["auc", "loss", "accuracy"])
-    ['auc', 'accuracy', 'loss']
-    """
-    found = list(metrics)
-    others = [name for name in found if name != "loss"]
-    if found[:1] == others[:1]:
-        return others + (["loss"] if "loss" in found else [])
-    kinds = {name: name.partition("@")[0] for name in others}
-    order = [*ORDER, *kinds.values()]
-    others.sort(key=lambda name: order.index(kinds[name]))
-    return others + (["loss"] if "loss" in found else [])
 
 
 def curves(rows: Sequence[Row], split: str, metric: str) -> dict[str, Curve]:
@@ -282,7 +256,7 @@ def harm_columns(run: Results, found: Comparison) -> dict[str, np.ndarray]:
     """
     asked = found.split, found.metric, found.reference
     replicas = range(len(run.evidence.measured))
-    gains = [run.evidence.of_replica(replica).gain(*asked) for replica in replicas]
+    gains = [run.evidence.pick(replica).gain(*asked) for replica in replicas]
     unknown = [np.isnan(gain.value) & ~gain.not_finite for gain in gains]
     columns = {
         "gain_low": [gain.low for gain in gains],

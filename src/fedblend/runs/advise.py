@@ -26,7 +26,7 @@ from fedblend.config.theory_rates import with_rates
 from fedblend.core import Algorithm, Batch
 from fedblend.errors import ConfigError
 from fedblend.metrics import mean_loss
-from fedblend.runs.tune import rebuilt
+from fedblend.runs.tune import rebuild
 from fedblend.simulation.simulate import set_up
 from fedblend.trees import precision
 
@@ -231,7 +231,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         update={"how": how, "rate": None if own is None else factor * own}
     )
     changed = {"algorithm": options.at_rate(factor), "central": table}
-    algorithm = rebuilt(config.model_copy(update=changed), built)
+    algorithm = rebuild(config.model_copy(update=changed), built)
     return select_rows(config, algorithm, [built.federated_data])
 
 

@@ -2,28 +2,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run configurations on the same clients and splits, and compare them.
 
-Every configuration becomes an ordinary run in ``OUT/runs/NAME``; what lies between them
-is in ``OUT``, see ``comparison``. Training alone is computed once for all runs that
-share it.
+``compare`` takes configurations, ``sweep`` one configuration at every point of a grid.
+Every one becomes an ordinary run in ``OUT/runs/NAME``; the tables of their differences
+are in ``OUT``, see ``comparison``. Training alone is computed once for all runs that
+share it. Points of equal shapes run as one compiled program, see ``side_by_side``; its
+numbers equal those of single runs but for rounding.
 """
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedblend.config.config import Config, load, tables_differ
+import numpy as np
+
+from fedblend.config import toml
+from fedblend.config.config import Config, dump, load
+from fedblend.config.sweep import Point, grid, parse, programs
 from fedblend.errors import ConfigError, RunError
-from fedblend.runs import local_baseline, run_folder
-from fedblend.runs.comparison import Comparison, write
-from fedblend.runs.paired import data_keys
-from fedblend.runs.result_tables import Target
-from fedblend.runs.run import Step, run_config
+from fedblend.runs import run_folder
+from fedblend.runs.comparison import Comparison, TargetValue, write
+from fedblend.runs.paired import check_same_data, data_keys
+from fedblend.runs.run import Step, run_config, share_alone, work_alone
 from fedblend.runs.run_folder import Folder
+from fedblend.runs.side_by_side import NotTogether, run_together
 
 Entry = str | Path | Config
 """A configuration, its file, or the folder of a finished run."""
 OnStep = Callable[[str, Step], None]
 """Called with the name of a run and its progress."""
+OnWarning = Callable[[str], None]
+PROGRAMS = "programs"
+"""The folder of checkpoints, while a sweep runs."""
+
+
+class Sweep(NamedTuple):
+    """A finished sweep."""
+
+    points: Sequence[Point]
+    comparison: Comparison
+    chosen: str | None
+    """The run that is best on validation rows, None where there are none."""
+    programs: int
+    """How many programs were compiled and run."""
 
 
 def compare(
@@ -37,7 +58,7 @@ def compare(
     figures: bool = False,
     sets: Iterable[str] = (),
     on_step: OnStep = lambda name, step: None,
-    on_warning: Callable[[str], None] = lambda line: None,
+    on_warning: OnWarning = lambda line: None,
 ) -> Comparison:
     """Run configurations on the same clients and splits, and compare them.
 
@@ -57,40 +78,138 @@ def compare(
         InputError: one line: the configurations do not go together, or cannot run.
     """
     out = Path(out)
-    wanted = None if target is None else Target.parse(target)
+    wanted = None if target is None else TargetValue.parse(target)
     configs, finished = read_entries(entries, seeds, tuple(sets))
-    check_comparable(configs)
-    if (out / "runs").exists() and not resume:
-        raise RunError(
-            f"{out}: holds a comparison already; --resume continues it, --out names "
-            "another folder"
-        )
-    folders = dict(finished)
-    for name, config in configs.items():
-        folders[name] = out / "runs" / name
-        share_alone(config, folders[name], configs, out)
-        run_config(
-            config,
-            folders[name],
-            resume=True,
-            on_step=lambda step, name=name: on_step(name, step),
-            on_warning=lambda line, name=name: on_warning(f"{name}: {line}"),
-        )
+    check_same_data({name: (data_keys(of), {}) for name, of in configs.items()})
+    _check_free(out, "comparison", resume)
+    folders = {name: out / "runs" / name for name in configs}
+    for name in configs:
+        _run(name, configs, folders, on_step, on_warning)
     out.mkdir(parents=True, exist_ok=True)
+    folders = {**finished, **folders}
     return write(folders, out, metrics=metrics, target=wanted, figures=figures)
 
 
-def share_alone(
-    config: Config, place: Path, configs: Mapping[str, Config], out: Path
+def sweep(
+    config: str | Path | Config,
+    over: Mapping[str, Sequence[Any]] | Iterable[str],
+    out: str | Path = "runs/sweep",
+    *,
+    seeds: int | None = None,
+    resume: bool = False,
+    metrics: Sequence[str] | None = None,
+    target: str | None = None,
+    figures: bool = False,
+    sets: Iterable[str] = (),
+    on_step: OnStep = lambda name, step: None,
+    on_warning: OnWarning = lambda line: None,
+) -> Sweep:
+    """Run a configuration at every point of a grid, and compare the points.
+
+    Args:
+        config: a configuration, or its TOML file.
+        over: the values of each key, or texts such as "algorithm.alpha=0:1:0.1".
+        out: the folder of the sweep; it must not hold one yet, unless ``resume``.
+        seeds: how many seeds to run, from the configuration's own on.
+        resume: continue a sweep that was interrupted.
+        metrics: what to test differences of; the main metric if None.
+        target: such as "accuracy=0.9": how many rounds and bits it takes to get there.
+        figures: draw figures for a paper, as PDF.
+        sets: settings ``key=value`` of the configuration.
+        on_step: called after every block of rounds.
+        on_warning: called with each warning, one line.
+
+    Raises:
+        InputError: one line: the grid is not one, or a configuration cannot run.
+    """
+    out = Path(out)
+    wanted = None if target is None else TargetValue.parse(target)
+    points = read_points(config, over, seeds, sets)
+    _check_free(out, "sweep", resume)
+    folders = {point.name: out / "runs" / safe_name(point.name) for point in points}
+    for point in points:
+        there = Folder(folders[point.name]).config
+        if there.exists() and there.read_text() != dump(point.config):
+            raise RunError(f"{there.parent}: holds a run of another config")
+    out.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for number, program in enumerate(programs(points)):
+        place = Folder(out / PROGRAMS / str(number))
+        count += _run_points(program, folders, place, on_step, on_warning)
+    shutil.rmtree(out / PROGRAMS, ignore_errors=True)
+    keys = {point.name: point.values for point in points}
+    made = write(
+        folders, out, keys=keys, metrics=metrics, target=wanted, figures=figures
+    )
+    if figures:
+        _draw(points, made, out)
+    return Sweep(points, made, best_on_validation(made), count)
+
+
+def _check_free(out: Path, what: str, resume: bool) -> None:
+    if (out / "runs").exists() and not resume:
+        raise RunError(
+            f"{out}: holds a {what} already; --resume continues it, --out names "
+            "another folder"
+        )
+
+
+def _run(
+    name: str,
+    configs: Mapping[str, Config],
+    folders: Mapping[str, Path],
+    on_step: OnStep,
+    on_warning: OnWarning,
 ) -> None:
-    """Take training alone from a finished run, if its work is the same."""
-    mine = local_baseline.work_alone(config)
-    for name, other in configs.items():
-        done = Folder(out / "runs" / name)
-        same = mine is not None and local_baseline.work_alone(other) == mine
-        finished = done.path != place and done.summary.exists()
-        if same and finished and local_baseline.share(done, config, Folder(place)):
-            return
+    """Run one of these configurations, with training alone from a finished run."""
+    config, folder = configs[name], Folder(folders[name])
+    work = work_alone(config)
+    alike = [
+        Folder(folders[other])
+        for other, of in configs.items()
+        if other != name and work and work_alone(of) == work
+    ]
+    for other in alike:
+        if other.summary.exists() and share_alone(other, config, folder):
+            break
+    run_config(
+        config,
+        folder.path,
+        resume=True,
+        on_step=lambda step: on_step(name, step),
+        on_warning=lambda line: on_warning(f"{name}: {line}"),
+    )
+
+
+def _run_points(
+    points: Sequence[Point],
+    folders: Mapping[str, Path],
+    place: Folder,
+    on_step: OnStep,
+    on_warning: OnWarning,
+) -> int:
+    """Run points as one program, or one after another; how many programs ran."""
+    mine = {point.name: Folder(folders[point.name]) for point in points}
+    if all(folder.summary.exists() for folder in mine.values()):
+        return 0
+    if len(points) > 1:
+        name = f"{points[0].name} to {points[-1].name}"
+        try:
+            run_together(
+                points,
+                mine,
+                place,
+                on_step=lambda step: on_step(name, step),
+                on_warning=lambda run, line: on_warning(f"{run}: {line}"),
+            )
+        except NotTogether:
+            pass
+        else:
+            return 1
+    configs = {point.name: point.config for point in points}
+    for name in configs:
+        _run(name, configs, folders, on_step, on_warning)
+    return len(points)
 
 
 def read_entries(
@@ -108,20 +227,20 @@ def read_entries(
             path = Path(entry)
             name = path.resolve().name
             run_folder.read_summary(Folder(path))
-            _unused(name, path, configs, finished)
+            _check_name(name, path, configs, finished)
             finished[name] = path
             continue
         config = entry if isinstance(entry, Config) else load(Path(entry), sets)
-        config = with_seeds(config, seeds)
+        config = set_seeds(config, seeds)
         name = safe_name(config.name)
         if name in configs and not isinstance(entry, Config):
             name = safe_name(Path(entry).stem)
-        _unused(name, entry, configs, finished)
+        _check_name(name, entry, configs, finished)
         configs[name] = config
     return configs, finished
 
 
-def _unused(name: str, entry: Any, *known: Mapping[str, Any]) -> None:
+def _check_name(name: str, entry: Any, *known: Mapping[str, Any]) -> None:
     if any(name in of for of in known):
         where = "a configuration" if isinstance(entry, Config) else str(entry)
         raise ConfigError(
@@ -139,7 +258,7 @@ def safe_name(name: str) -> str:
     return "-".join("".join(kept).split()).strip(".") or "run"
 
 
-def with_seeds(config: Config, seeds: int | None) -> Config:
+def set_seeds(config: Config, seeds: int | None) -> Config:
     """The configuration with so many seeds, from its own (the first) on."""
     if seeds is None:
         return config
@@ -151,19 +270,61 @@ def with_seeds(config: Config, seeds: int | None) -> Config:
     return config.model_copy(update={"run": run})
 
 
-def check_comparable(configs: Mapping[str, Config]) -> None:
-    """Refuse configurations on other data, clients or splits than the first.
+def read_points(
+    config: str | Path | Config,
+    over: Mapping[str, Sequence[Any]] | Iterable[str],
+    seeds: int | None,
+    sets: Iterable[str] = (),
+) -> list[Point]:
+    """The configurations of a sweep."""
+    if isinstance(config, Config):
+        where, folder = "a config", Path()
+        content = toml.parse(dump(config), where)
+    else:
+        path = Path(config)
+        content, where, folder = toml.read(path), str(path), path.parent
+    for setting in sets:
+        toml.put(content, setting)
+    if not isinstance(over, Mapping):
+        parsed = [parse(text) for text in over]
+        if len({key for key, _ in parsed}) < len(parsed):
+            raise ConfigError("--over: the same key twice; give all its values at once")
+        over = dict(parsed)
+    points = grid(content, over, where, folder)
+    return [point._replace(config=set_seeds(point.config, seeds)) for point in points]
 
-    Raises:
-        ConfigError: one line with the key and both values.
-    """
-    if not configs:
+
+def best_on_validation(made: Comparison) -> str | None:
+    """The run whose personal models are best on validation rows."""
+    metric = made.metrics[0] if made.metrics else ""
+    found = {
+        name: made.means(name, "validation", "personal", metric)
+        for name in made.folders
+    }
+    means = {
+        name: float(np.mean(values))
+        for name, values in found.items()
+        if values and None not in values
+    }
+    if not means:
+        return None
+    return (max if made.higher_is_better(metric) else min)(means, key=means.__getitem__)
+
+
+def _draw(points: Sequence[Point], made: Comparison, out: Path) -> None:
+    """The metric by the values of the key, if there is one key with numbers."""
+    from fedblend.report.paper_figures import draw_sweep
+
+    (key, *more) = points[0].values
+    values = [point.values[key] for point in points]
+    if more or not all(isinstance(of, int | float) for of in values):
         return
-    (first, config), *others = configs.items()
-    for name, other in others:
-        wrong = tables_differ(data_keys(config), data_keys(other))
-        if wrong:
-            raise ConfigError(
-                f"{name}: has other data than {first}, so they cannot be compared: "
-                f"{wrong}"
-            )
+    split, metric = made.split, made.metrics[0]
+    models: dict[str, np.ndarray] = {}
+    for model in ("personal", "shared", "local"):
+        found = [made.means(point.name, split, model, metric) for point in points]
+        if all(found):
+            label = {"local": "training alone"}.get(model, f"{model} model")
+            models[label] = np.array(found, float)
+    path = out / "figures" / "sweep.pdf"
+    draw_sweep(values, models, key, f"{split} {metric}", path)

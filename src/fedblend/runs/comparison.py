@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What lies between finished runs, in a folder::
+"""The differences between finished runs, as tables in a folder::
 
     comparison.json      the runs, the metric, all differences, who is best
     results              run x seed x split x model x metric, at the end
@@ -20,36 +20,64 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.data.dataset import require
 from fedblend.errors import RunError
 from fedblend.metrics import Spread, over_clients
 from fedblend.report import tables
+from fedblend.report.measures import shown_splits, value_at
 from fedblend.report.tables import Cell, Column, Table
-from fedblend.runs import result_tables, run_folder
+from fedblend.runs import run_folder
 from fedblend.runs.paired import (
     ALONE,
     Contender,
     Difference,
     common_metrics,
-    compared,
     contenders,
+    pair_differences,
 )
-from fedblend.runs.result_tables import Keys, Target
 from fedblend.runs.run_folder import Folder
+from fedblend.simulation.io.serialize import write_atomically
 
 MOST_PAIRS = 20
-"""Of so many methods all pairs are compared, of more each with the first."""
+"""Of so many methods all pairs are pair_differences, of more each with the first."""
+
+
+Rows = list[dict[str, Any]]
+Keys = Mapping[str, Mapping[str, Any]]
+"""By run: further columns, such as the value of a swept key."""
+
+
+class TargetValue(NamedTuple):
+    """A value of a metric that a run is to reach."""
+
+    metric: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> "TargetValue":
+        """``accuracy=0.9`` as a target."""
+        metric, equals, number = text.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = float("nan")
+        if not equals or not metric or abs(value) == float("inf") or value != value:
+            raise RunError(
+                f"--target: {text!r} is not METRIC=NUMBER, such as accuracy=0.9"
+            )
+        return cls(metric.strip(), value)
 
 
 class Comparison(NamedTuple):
-    """What lies between runs."""
+    """The differences between runs, and their tables."""
 
     folders: Mapping[str, Path]
     metrics: Sequence[str]
     differences: Sequence[Difference]
     best: Mapping[str, str | None]
-    """By metric: who is better than all others, None where nobody is for sure."""
-    results: result_tables.Rows
-    target: result_tables.Rows
+    """By metric: the run that is clearly better than all others, or None."""
+    results: Rows
+    target: Rows
     table: Table
     split: str
     lower: frozenset[str]
@@ -58,6 +86,16 @@ class Comparison(NamedTuple):
     def higher_is_better(self, metric: str) -> bool:
         """Whether more of a metric is better."""
         return metric not in self.lower
+
+    def means(self, run: str, split: str, model: str, metric: str) -> list[Any]:
+        """The means over clients at the end of a run, one for each seed."""
+        wanted = (run, split, model, metric)
+        keys = ("run", "split", "model", "metric")
+        return [
+            row["mean"]
+            for row in self.results
+            if tuple(row[key] for key in keys) == wanted
+        ]
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -74,7 +112,7 @@ def write(
     *,
     keys: Keys | None = None,
     metrics: Sequence[str] | None = None,
-    target: Target | None = None,
+    target: TargetValue | None = None,
     figures: bool = False,
 ) -> Comparison:
     """Compare finished runs, and write all tables to a folder.
@@ -90,14 +128,14 @@ def write(
     known = keys or {name: {} for name in folders}
     found = contenders(folders)
     reference = None if len(found) <= MOST_PAIRS else next(iter(found))
-    tested = compared(found, metrics, reference=reference)
+    tested = pair_differences(found, metrics, reference=reference)
     chosen, first = common_metrics(found, metrics), next(iter(found.values()))
     made = Comparison(
         folders=folders,
         metrics=chosen,
         differences=tested,
         best={metric: best(tested, metric) for metric in chosen},
-        results=result_tables.results(folders, known),
+        results=result_rows(folders, known),
         target=_to_target(folders, known, target, found),
         table=Table([], [], ""),
         split=first.saved.split,
@@ -108,15 +146,13 @@ def write(
         ),
     )
     made = made._replace(table=summary_table(made, found, target))
-    clients = result_tables.clients(folders, known)
+    clients = client_rows(folders, known)
     names = {row["id"]: row["name"] for row in clients}
-    result_tables.write(out / "results", made.results)
-    result_tables.write(out / "clients", clients)
-    result_tables.write(out / "differences", [one.row() for one in tested])
-    result_tables.write(
-        out / "client_differences", result_tables.of_clients(tested, names)
-    )
-    result_tables.write(out / "target", made.target)
+    write_rows(out / "results", made.results)
+    write_rows(out / "clients", clients)
+    write_rows(out / "differences", [one.row() for one in tested])
+    write_rows(out / "client_differences", gain_rows(tested, names))
+    write_rows(out / "target", made.target)
     run_folder.write_text(out / "table.md", made.markdown())
     run_folder.write_text(out / "table.tex", made.latex())
     run_folder.write_text(out / "comparison.json", run_folder.as_json(_facts(made)))
@@ -131,9 +167,9 @@ def write(
 def _to_target(
     folders: Mapping[str, Path],
     keys: Keys,
-    target: Target | None,
+    target: TargetValue | None,
     found: Mapping[str, Contender],
-) -> result_tables.Rows:
+) -> Rows:
     if target is None:
         return []
     metrics = next(iter(found.values())).saved.evidence.metrics
@@ -143,11 +179,11 @@ def _to_target(
             f"--target: {target.metric!r} was not measured; there is {known}"
         )
     better = metrics[target.metric].higher_is_better
-    return result_tables.to_target(folders, keys, target, better)
+    return target_rows(folders, keys, target, better)
 
 
 def best(tested: Sequence[Difference], metric: str) -> str | None:
-    """Who is better than every other method after the correction, if one is."""
+    """The run that is better than every other after the correction, if any."""
     wins: dict[str, int] = {}
     names = {name for one in tested for name in (one.name, one.other)}
     for one in tested:
@@ -158,7 +194,7 @@ def best(tested: Sequence[Difference], metric: str) -> str | None:
 
 
 def summary_table(
-    made: Comparison, found: Mapping[str, Contender], target: Target | None
+    made: Comparison, found: Mapping[str, Contender], target: TargetValue | None
 ) -> Table:
     """Methods by what a paper shows of them."""
     first = next(iter(found.values()))
@@ -198,7 +234,7 @@ def _spreads(of: Contender, metric: str) -> list[Spread]:
     return [over_clients(one, of.saved.counts, better) for one in of.values(metric)]
 
 
-def _cost_columns(made: Comparison, target: Target | None) -> list[Column]:
+def _cost_columns(made: Comparison, target: TargetValue | None) -> list[Column]:
     """Bits in all, or what it took to reach the target."""
     heads = {"bits_up": "bits up", "bits_down": "bits down"}
     cells: dict[str, dict[str, Cell]] = {}
@@ -227,3 +263,112 @@ def _facts(made: Comparison) -> dict[str, Any]:
         "best": dict(made.best),
         "differences": [one.row() for one in made.differences],
     }
+
+
+def result_rows(folders: Mapping[str, Path], keys: Keys) -> Rows:
+    """A row for each run, seed, split, model and metric, at the end of the run."""
+    rows = []
+    for name, path in folders.items():
+        summary = run_folder.read_summary(Folder(path))
+        for one in summary["runs"]:
+            first = {"run": name, "algorithm": summary["algorithm"], **keys[name]}
+            first |= {"seed": one["seed"], "round": one["round"]}
+            first |= {f"bits_{way}": one["bits"][way] for way in ("up", "down")}
+            for split, models in one["measures"].items():
+                for model, metrics in models.items():
+                    for metric, spread in metrics.items():
+                        place = {"split": split, "model": model, "metric": metric}
+                        rows.append({**first, **place, **spread})
+    return rows
+
+
+def client_rows(folders: Mapping[str, Path], keys: Keys) -> Rows:
+    """A row for each run, seed and client, with all columns of ``clients.csv``."""
+    return [
+        {
+            "run": name,
+            **keys[name],
+            **{key: _number(key, of) for key, of in row.items()},
+        }
+        for name, path in folders.items()
+        for row in run_folder.read_table(Folder(path).clients)
+    ]
+
+
+def _number(key: str, text: str) -> Any:
+    if key in ("name", "training"):
+        return text
+    if key in ("seed", "id", "train", "validation", "test", "bits_up", "bits_down"):
+        return int(text)
+    return float(text) if text else None
+
+
+def target_rows(
+    folders: Mapping[str, Path],
+    keys: Keys,
+    target: TargetValue,
+    higher_is_better: bool,
+) -> Rows:
+    """A row for each run and seed: the rounds and bits to reach a target, or none.
+
+    Personal models count, by their mean over clients on the split that is shown. A run
+    is measured after every block of rounds, so the number is that of a block's end.
+    """
+    sign = 1 if higher_is_better else -1
+    found = []
+    for name, path in folders.items():
+        rows = run_folder.read_rows(Folder(path))
+        split = shown_splits(rows)[0]
+        place = ("measures", split, "personal", target.metric, "mean")
+        for seed in dict.fromkeys(row["seed"] for row in rows):
+            own = [row for row in rows if row["seed"] == seed]
+            there = [
+                row for row in own if sign * (value_at(row, *place) - target.value) >= 0
+            ]
+            at = there[0] if there else {}
+            found.append(
+                {"run": name, **keys[name], "seed": seed}
+                | {"split": split, "metric": target.metric, "target": target.value}
+                | {"reached": bool(there)}
+                | {key: at.get(key) for key in ("round", "bits_up", "bits_down")}
+            )
+    return found
+
+
+def gain_rows(found: Sequence[Difference], names: Mapping[int, str]) -> Rows:
+    """A row for each difference and client: its gain and the ends of the interval."""
+    return [
+        {
+            "run": one.name,
+            "other": one.other,
+            "split": one.split,
+            "metric": one.metric,
+            "id": int(client),
+            "name": names.get(int(client), ""),
+            "gain": float(one.gain.value[place]),
+            "low": float(one.gain.low[place]),
+            "high": float(one.gain.high[place]),
+        }
+        for one in found
+        for place, client in enumerate(one.ids)
+    ]
+
+
+def write_rows(stem: Path, rows: Rows) -> None:
+    """Write a table as CSV and as Parquet, whole; nothing where there are no rows."""
+    if not rows:
+        return
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    whole = [{key: _cell(row.get(key)) for key in columns} for row in rows]
+    run_folder.write_table(stem.with_suffix(".csv"), whole)
+    pyarrow = require("pyarrow", "parquet")
+    parquet = require("pyarrow.parquet", "parquet")
+    buffer = pyarrow.BufferOutputStream()
+    by_column = {key: [row[key] for row in whole] for key in columns}
+    parquet.write_table(pyarrow.table(by_column), buffer)
+    write_atomically(stem.with_suffix(".parquet"), buffer.getvalue().to_pybytes())
+
+
+def _cell(value: Any) -> Any:
+    """NaN as an empty cell; infinity stays, it is an open end of an interval."""
+    return None if isinstance(value, float) and value != value else value

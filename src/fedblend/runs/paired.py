@@ -7,16 +7,7 @@ in both, and on the same test rows. A client's difference and its 95 % interval 
 in ``gains``, from its rows alone; the mean over clients has an interval over clients
 and seeds.
 
-The p-value of a mean inverts that interval: it is the level at which the interval just
-reaches zero. So p < 0.05 where the 95 % interval excludes zero, and table and figure
-never disagree. With one seed it is the paired t-test over clients. Clients are units
-because a claim about a method is one about further clients; seeds add their own spread,
-which a test over clients alone would not see. The signed-rank test asks for the median
-and not for the mean that tables show, and sign flips of a few clients cannot reach 5 %
-after a correction, however large the difference.
-
-Many comparisons: Holm's step-down bounds the chance of a single false claim among all
-of them at 5 %, whatever their dependence; runs that share clients are dependent.
+p-values and their correction are in ``stats.significance``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,27 +19,23 @@ import numpy as np
 
 from fedblend.config.config import Config, tables_differ
 from fedblend.errors import RunError, hint
-from fedblend.report.measures import in_order
+from fedblend.metrics import main_first
 from fedblend.runs import per_row_scores, run_folder
-from fedblend.runs.per_row_scores import Saved
+from fedblend.runs.per_row_scores import SavedScores
 from fedblend.runs.run_folder import Folder
 from fedblend.stats.gains import Evidence, Gain, gain_summary
+from fedblend.stats.significance import LEVEL, holm, p_value
 
 ALONE = "training alone"
 """The name of the models that clients train alone, where all runs have the same."""
-LEVEL = 0.05
-"""The chance of a false claim that is accepted, of all comparisons together."""
 PLACES = ("file", "path")
 """Where data lies, which is no difference if its content is the same."""
-_STEPS = 80
-_LEAST = -700.0
-"""The smallest logarithm of a p-value."""
 
 
 class Contender(NamedTuple):
     """One method of a comparison: its models on the rows of a split."""
 
-    saved: Saved
+    saved: SavedScores
     model: str = "personal"
 
     def values(self, metric: str) -> np.ndarray:
@@ -115,21 +102,21 @@ def differences(
     Raises:
         RunError: the runs have other clients, splits or seeds, or lack the evidence.
     """
-    return compared(contenders(folders), metrics, reference=reference)
+    return pair_differences(contenders(folders), metrics, reference=reference)
 
 
 def contenders(folders: Mapping[str, Path]) -> dict[str, Contender]:
     """What can be compared: every run, and training alone where all have the same."""
-    check_same_data(folders)
+    places = {name: Folder(Path(path)) for name, path in folders.items()}
+    check_same_data({name: _data_facts(place) for name, place in places.items()})
     found = {
-        name: Contender(per_row_scores.read(Folder(Path(path))))
-        for name, path in folders.items()
+        name: Contender(per_row_scores.read(place)) for name, place in places.items()
     }
     check_same_rows(found)
     return found | _alone(found)
 
 
-def compared(
+def pair_differences(
     found: Mapping[str, Contender],
     metrics: Sequence[str] | None = None,
     *,
@@ -166,7 +153,7 @@ def common_metrics(
             raise RunError(
                 f"{name!r}: was not measured in every run; {hint(name, common)}"
             )
-    return list(asked) if asked else in_order(common)[:1]
+    return list(asked) if asked else main_first(common)[:1]
 
 
 def _difference(
@@ -195,75 +182,21 @@ def _difference(
     return Difference(name, other, split, metric, saved.ids, gain, p)
 
 
-def p_value(gaps: np.ndarray) -> float:
-    """Of the mean of differences, [seeds, clients]; see the module's text.
-
-    NaN for a single client, and where all differ by the very same amount: no spread, no
-    test.
-
-    >>> round(p_value(np.array([[1.0, 2.0, 3.0]])), 4)
-    0.0742
-    """
-    from scipy.special import stdtr, stdtrit
-
-    seeds, clients = gaps.shape
-    if gaps.size and not gaps.any():
-        return 1.0
-    if clients < 2:
-        return float("nan")
-    mean = abs(float(gaps.mean()))
-    sources = [(clients - 1, gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients))]
-    if seeds > 1:
-        sources.append((seeds - 1, gaps.mean(axis=1).std(ddof=1) / np.sqrt(seeds)))
-    # Rounding leaves a spread where there is none.
-    sources = [(free, e) for free, e in sources if e > 1e-12 * mean]
-    if not sources:
-        return float("nan")
-    if len(sources) == 1:
-        freedom, error = sources[0]
-        return float(2 * stdtr(freedom, -mean / error))
-
-    def half(log: float) -> float:
-        """Half the width of the interval at a level."""
-        tail = np.exp(log) / 2
-        return float(np.hypot(*(e * stdtrit(free, tail) for free, e in sources)))
-
-    low, high = _LEAST, 0.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if half(middle) > mean else (low, middle)
-    return float(np.exp(high))
-
-
-def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Holm's correction; what could not be tested is NaN and does not count.
-
-    >>> holm([0.01, 0.04, 0.03]).round(3)
-    array([0.03, 0.06, 0.06])
-    """
-    values = np.asarray(p, float)
-    known = np.flatnonzero(~np.isnan(values))
-    order = known[np.argsort(values[known], kind="stable")]
-    steps = values[order] * np.arange(len(order), 0, -1)
-    corrected = np.full(values.shape, np.nan)
-    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return corrected
-
-
-def check_same_data(folders: Mapping[str, Path]) -> None:
+def check_same_data(known: Mapping[str, tuple[Any, dict[str, Any]]]) -> None:
     """Refuse runs on other rows, clients or splits than the first of them.
 
+    Args:
+        known: by run, its ``data_keys`` and the facts of its data.
+
     Raises:
-        RunError: one line with both folders, the key and its values.
+        RunError: one line with both runs, the key and its values.
     """
-    (first, path), *others = folders.items()
-    config, facts = _known(Path(path))
-    for name, other in others:
-        there, theirs = _known(Path(other))
-        wrong = tables_differ(config, there)
-        for key in dict.fromkeys([*facts, *theirs]):
-            if wrong is None and facts.get(key) != theirs.get(key):
-                wrong = f"{key}: {facts.get(key)} there, {theirs.get(key)} here"
+    for name, (keys, facts) in known.items():
+        first, (own, mine) = next(iter(known.items()))
+        wrong = tables_differ(own, keys)
+        for key in dict.fromkeys([*mine, *facts]):
+            if wrong is None and mine.get(key) != facts.get(key):
+                wrong = f"{key}: {mine.get(key)} there, {facts.get(key)} here"
         if wrong:
             raise RunError(
                 f"{name}: has other data than {first}, so they cannot be compared: "
@@ -271,12 +204,9 @@ def check_same_data(folders: Mapping[str, Path]) -> None:
             )
 
 
-def _known(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keys that decide which rows are whose, and the facts of the data."""
-    folder = Folder(path)
-    config = run_folder.read_data_tables(folder)
-    facts = run_folder.read_json(folder.origin).get("data") or {}
-    return data_keys(config), facts
+def _data_facts(folder: Folder) -> tuple[Any, dict[str, Any]]:
+    keys = data_keys(run_folder.read_data_tables(folder))
+    return keys, run_folder.read_json(folder.origin).get("data") or {}
 
 
 def data_keys(config: Config) -> dict[str, Any]:

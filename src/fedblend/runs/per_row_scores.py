@@ -34,7 +34,7 @@ FACTS = ("higher_is_better", "bounded", "counts_rows", "always_defined")
 """What comparing two models needs to know of a metric."""
 
 
-class Saved(NamedTuple):
+class SavedScores(NamedTuple):
     """The evidence of a run, as it is in the folder.
 
     ``evidence`` has an entry for each of ``seeds``, of the one split; its metrics tell
@@ -85,7 +85,7 @@ def write(
     write_atomically(folder.evidence, pack_named(arrays, words))
 
 
-def read(folder: Folder) -> Saved:
+def read(folder: Folder) -> SavedScores:
     """The evidence in the folder of a run.
 
     Raises:
@@ -100,17 +100,17 @@ def read(folder: Folder) -> Saved:
     try:
         arrays, words = unpack(path.read_bytes())
         about = json.loads(words["about"])
-        return _saved(arrays, about["split"], about["seeds"], about["metrics"])
+        return _build(arrays, about["split"], about["seeds"], about["metrics"])
     except (WireError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: is damaged: {error}") from None
 
 
-def _saved(
+def _build(
     arrays: Mapping[str, np.ndarray],
     split: str,
     seeds: list[int],
     metrics: Mapping[str, Mapping[str, Any]],
-) -> Saved:
+) -> SavedScores:
     ids, counts = arrays["ids"], arrays["counts"]
     inside = np.arange(counts.max(initial=0)) < counts[:, None]
     values: list[Measured] = [{split: {}} for _ in seeds]
@@ -133,7 +133,7 @@ def _saved(
         numbers[split] = np.zeros((len(arrays["numbers"]), *inside.shape), np.int64)
         numbers[split][:, inside] = arrays["numbers"]
     found = Evidence(values, by_row, {split: counts}, known, numbers)
-    return Saved(split, seeds, ids, found)
+    return SavedScores(split, seeds, ids, found)
 
 
 def _not_computed(model: PyTree, batch: Batch) -> Any:

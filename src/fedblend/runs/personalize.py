@@ -24,7 +24,6 @@ client's own model, and in the number of visits:
 Numbers given for each client are replaced by their mean; rates have no schedule.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,8 +46,7 @@ from fedblend.data.partition.partitioners import by_key
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
-from fedblend.metrics import Metric
-from fedblend.report.measures import in_order
+from fedblend.metrics import Metric, main_first
 from fedblend.runs import run_folder
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.trees import precision
@@ -97,7 +95,7 @@ class Personalized(NamedTuple):
         if "test" in measured:
             models = measured["test"]
             asked = self.clients.evidence.metrics
-            metric = in_order(name for name in asked if name in models["shared"])[0]
+            metric = main_first(name for name in asked if name in models["shared"])[0]
             gain = self.clients.evidence.gain("test", metric, "shared")
             both = models["shared"][metric], models["personal"][metric]
             values = np.stack([*both, gain.low, gain.high], axis=1)
@@ -121,11 +119,7 @@ class Personalized(NamedTuple):
         data, paths = self.clients.federated_data, [path]
         names = [data.name(client) for client in range(data.clients)]
         if len(names) > 1:
-            words = [re.sub(r"[^\w.-]+", "-", name) for name in names]
-            # File systems count bytes, up to 255 of them.
-            words = [word.encode()[:80].decode(errors="ignore") for word in words]
-            if len(set(words)) < len(words):
-                words = [f"{client}-{word}" for client, word in enumerate(words)]
+            words = run_folder.file_words(names)
             parts = [f"{path.stem}-{word}{path.suffix}" for word in words]
             paths = [path.with_name(part) for part in parts]
         for place in paths:
@@ -168,28 +162,24 @@ def personalize_from(
         RunError: the folder or an argument cannot be used.
         DataError: the data cannot be used.
     """
+    from fedblend.runs.saved_run import load
+
     if steps is not None and steps < 0:
         raise RunError(f"steps: {steps} is negative")
     if rate is not None and not 0 < rate < float("inf"):
         raise RunError(f"rate: {rate} is not a finite number above 0")
     if not 0 <= test < 1:
         raise RunError(f"test: {test} is not a fraction in [0, 1)")
-    folder = run_folder.Folder(Path(run))
-    config = run_folder.read_config(folder, imports=imports)
-    task = run_folder.read_task(folder)
-    seeds = run_folder.seeds_of(config)
-    chosen = seeds[0] if seed is None else seed
-    if chosen not in seeds:
-        known = ", ".join(map(str, seeds))
-        raise RunError(f"seed: {chosen} is none of this run's seeds: {known}")
-    fitted = run_folder.read_preprocessing(folder, chosen)
+    saved = load(run, imports=imports)
+    config, task = saved.config, saved.task
+    chosen = saved.seeds[0] if seed is None else seed
+    path, fitted = saved.model_file(chosen), saved.preprocessing(chosen)
     rows = _data(Path(data), config, task, fitted, target, client, test, chosen)
     with precision(config.run.precision):
         name = loss_name(config, task)
         model = model_of(config, task, name)
         config = name_parts(config, model, task)
         plain, loss = losses_of(config, name, model.apply, task)
-        path = folder.model(chosen if isinstance(config.run.seed, list) else None)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         shared, about = run_folder.read_model(path, shapes)
         found = new_clients(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions for the rows of a raw table, by one model or by that of each client.
 
-Preprocessing is part of the models. Predictions are names of classes, numbers of
+Preprocessing is part of the models. TablePredictions are names of classes, numbers of
 classes without names, or real numbers.
 """
 
@@ -25,7 +25,7 @@ SUFFIXES = (".safetensors", ".npz", ".onnx")
 """The files that hold a model."""
 
 
-class Predictions(NamedTuple):
+class TablePredictions(NamedTuple):
     """What models say about the rows of a table."""
 
     labels: np.ndarray
@@ -71,7 +71,7 @@ class Predictor(Protocol):
 
 def predict_file(
     path: str | Path, source: Any, *, imports: bool = False
-) -> Predictions:
+) -> TablePredictions:
     """Predict the rows of a table by an exported .safetensors, .npz or .onnx file.
 
     Args:
@@ -110,7 +110,9 @@ def _inputs(of: Predictor, source: Any, others: Sequence[str]) -> np.ndarray:
     return read_inputs(source, of.task, others=others, preprocessing=of.preprocessing)
 
 
-def predict_all(of: Predictor, source: Any, others: Sequence[str] = ()) -> Predictions:
+def predict_all(
+    of: Predictor, source: Any, others: Sequence[str] = ()
+) -> TablePredictions:
     """All rows by one model; ``others`` are columns that are no inputs."""
     return predictions_of(of, of.outputs(_inputs(of, source, others)))
 
@@ -121,7 +123,7 @@ def predict_by_client(
     table: Table,
     column: str,
     others: Sequence[str] = (),
-) -> Predictions:
+) -> TablePredictions:
     """Each row by the model of its own client.
 
     Args:
@@ -153,26 +155,26 @@ def predict_by_client(
     return predictions_of(first, outputs)._replace(clients=tuple(found))
 
 
-def predictions_of(of: Predictor, outputs: np.ndarray) -> Predictions:
-    """What these outputs of a model mean."""
+def predictions_of(of: Predictor, outputs: np.ndarray) -> TablePredictions:
+    """Labels and probabilities from the outputs of a model."""
+    from scipy.special import expit, softmax
+
     task = of.task
     if task.kind == "regression":
         flat = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
-        return Predictions(flat, outputs, None, ())
+        return TablePredictions(flat, outputs, None, ())
     scores = outputs.astype(np.float64)
     names = task.labels or tuple(map(str, range(scores.shape[-1])))
     if task.kind == "tags":
-        return Predictions(scores > 0, outputs, 1 / (1 + np.exp(-scores)), names)
+        return TablePredictions(scores > 0, outputs, expit(scores), names)
     if task.kind == "binary" and (scores.ndim == 1 or scores.shape[1] == 1):
         scores = scores.reshape(-1, 1) * np.array([0.0, 1.0])
         names = task.labels or ("0", "1")
     numbers = scores.argmax(axis=-1)
     labels = np.array(task.labels, object)[numbers] if task.labels else numbers
     if not of.probable:
-        return Predictions(labels, outputs, None, ())
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    return Predictions(labels, outputs, shares, names)
+        return TablePredictions(labels, outputs, None, ())
+    return TablePredictions(labels, outputs, softmax(scores, axis=-1), names)
 
 
 def _plain(value: Any) -> Any:
@@ -181,7 +183,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _onnx(path: Path, source: Any, imports: bool) -> Predictions:
+def _onnx(path: Path, source: Any, imports: bool) -> TablePredictions:
     """The predictions of an ONNX file, by onnxruntime."""
     runtime = require("onnxruntime", "an .onnx file", "onnxruntime", "onnx")
     try:

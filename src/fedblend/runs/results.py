@@ -25,7 +25,6 @@ from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.runs import per_row_scores, personalize, run_folder
 from fedblend.runs.certificates import certified
-from fedblend.runs.personal_models import write_personal_models
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results, still_improving
@@ -70,7 +69,7 @@ def write_summary(
     warnings += _warnings_at_end(run, runs, least)
     unseen = _unseen_clients(run, config, built)
     harmed = write_results(folder, run, seeds, columns, unseen, formats=formats)
-    kept, size = write_personal_models(
+    kept, size = run_folder.write_personal_models(
         folder, run, seeds, built.algorithm, config.run.keep_personal
     )
     warnings += size

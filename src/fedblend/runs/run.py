@@ -9,6 +9,11 @@ runs the algorithm. After every block of rounds a checkpoint is written, then th
 ``resume`` continues a run that was killed, with the same bits as an uninterrupted run,
 or with new noise if the run is private; rows come from the records in the checkpoint,
 so that none is missing or doubled.
+
+What every client could do without the others often costs more than the run that is
+compared with it, and does not depend on how models are mixed. Runs whose work of
+training alone is equal (``work_alone``) take it from each other: its checkpoints are
+copied, and the later run restores them as if it had been interrupted there.
 """
 
 import dataclasses
@@ -19,11 +24,10 @@ from typing import Any, NamedTuple
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, named_by_key
 from fedblend.config.tables import privacy
+from fedblend.config.tables.local_work import LocalWork
 from fedblend.errors import CheckpointError, ConfigError, RunError
-from fedblend.report.figures import USUAL
-from fedblend.report.measures import in_order
+from fedblend.metrics import main_first
 from fedblend.runs import certificates, results, run_folder
-from fedblend.runs.local_baseline import STAGES
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation import train_alone
 from fedblend.simulation.io import checkpoint
@@ -42,6 +46,16 @@ TABLES = {
     "strata": "populations",
 }
 """The tables of a configuration by what they build."""
+STAGES = ("trial", "local")
+NOT_ALONE = {
+    *("cohort", "epoch", "separation", "sampling", "weights", "dropout"),
+    *("reduction", "trim", "until"),
+}
+"""Keys of ``[run]`` that are about clients together."""
+RATE = {"rate", "optimizer", "schedule"}
+"""Keys of ``[algorithm]`` that ``measure.local_rate`` takes the place of."""
+ROWS = ("classes", "share")
+"""Keys of ``[central]`` that decide which rows are the clients'."""
 LONG = 20.0
 """Seconds of measuring after which a warning says how to measure less."""
 
@@ -95,8 +109,8 @@ def run_config(
             on_warning(warning)
         _check_data(folder, built)
         # Clients train alone for as long as is best for the metric that is shown first.
-        metric = in_order(built.measures)[0]
-        formats = USUAL if figures is True else figures or ()
+        metric = main_first(built.measures)[0]
+        formats = results.USUAL if figures is True else figures or ()
         return run_built(
             config,
             built,
@@ -141,7 +155,7 @@ def run_built(
         promised = privacy.report(config, clients, raw)
     open_folder(folder, config, built)
     run = runs["federated"]
-    watched = _watching(run, config, on_step, on_warning)
+    watched = _watch(run, config, on_step, on_warning)
     for stage in runs:
         advance(folder, config, stage, runs, metric, watched, blocks)
     promised |= certificates.promise(config, built, run)
@@ -151,7 +165,7 @@ def run_built(
     return summary, run
 
 
-def _watching(
+def _watch(
     run: Run,
     config: Config,
     on_step: Callable[[Step], None],
@@ -231,7 +245,7 @@ def stages(
     local = built.local if built.by_split is None else built.by_split.local
     runs: dict[str, Run] = {}
 
-    def stored(stage: str, spec: RunSpec) -> RunSpec:
+    def place_states(stage: str, spec: RunSpec) -> RunSpec:
         if config.run.store not in ("disk", "auto"):
             return spec
         files = dataclasses.replace(as_storage(spec.store), folder=folder.states(stage))
@@ -245,21 +259,21 @@ def stages(
             if built.local_at is not None:
                 # Constants of splits decide on the rate alone, which is tuned.
                 own = dataclasses.replace(own, over=None)
-                factor, seconds = _tuned_rate(own, built.local_at, folder, metric)
+                factor, seconds = _tune_rate(own, built.local_at, folder, metric)
                 own = dataclasses.replace(own, algorithm=built.local_at(factor))
             if isinstance(alone, bool):
-                runs["trial"] = train_alone.trying(stored("trial", own), metric)
+                runs["trial"] = train_alone.trying(place_states("trial", own), metric)
             else:
                 own = dataclasses.replace(own, rounds=alone)
-            runs["local"] = set_up(stored("local", own))
+            runs["local"] = set_up(place_states("local", own))
             runs["local"].budget = train_alone.Budget(own.rounds, rate=factor)
             runs["local"].earlier_seconds = seconds
         spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
-        runs["federated"] = set_up(stored("federated", spec))
+        runs["federated"] = set_up(place_states("federated", spec))
     return runs
 
 
-def _tuned_rate(
+def _tune_rate(
     spec: RunSpec, build: Callable[[Any], Any], folder: Folder, metric: str
 ) -> tuple[float, float]:
     """The factor of the rate and the seconds to find it, from a checkpoint if any."""
@@ -326,3 +340,43 @@ def check_owner(path: Path, config: Config) -> None:
     other = difference(there, config)
     if other:
         raise CheckpointError(f"checkpoint {path}: belongs to another config: {other}")
+
+
+def work_alone(config: Config) -> dict[str, Any] | None:
+    """All keys that training alone depends on; None where nobody trains alone."""
+    if not config.measure.local or config.algorithm.name == "local_only":
+        return None
+    options, central, lies = config.algorithm, config.central, config.attack
+    work = set(LocalWork.model_fields)
+    if isinstance(config.measure.local_rate, float):
+        work -= RATE
+    return {
+        "data": config.data.model_dump(),
+        "central": {key: getattr(central, key, None) for key in ROWS},
+        "attack": lies.model_dump() if lies and lies.how == "flip_labels" else None,
+        "model": config.model.model_dump(),
+        "algorithm": {key: getattr(options, key) for key in sorted(work)},
+        "run": config.run.model_dump(exclude={*NOT_ALONE, "keep_personal"}),
+        "measure": config.measure.model_dump(),
+    }
+
+
+def share_alone(done: Folder, config: Config, folder: Folder) -> bool:
+    """Copy training alone from a finished run to one that is about to begin.
+
+    Args:
+        done: a finished run whose ``work_alone`` is equal.
+        config: that of the other run.
+        folder: the folder of the other run; what it has of its own stays.
+
+    Returns:
+        Whether there was something to copy. A store on disk stays where it is.
+    """
+    if done.states("local").exists() or not done.checkpoint("local").exists():
+        return False
+    folder.path.mkdir(parents=True, exist_ok=True)
+    for stage in STAGES:
+        there, here = done.checkpoint(stage), folder.checkpoint(stage)
+        if there.exists() and not here.exists():
+            checkpoint.copy(there, here, {"config": dump(config)})
+    return True

@@ -24,14 +24,17 @@
 Every file is written beside its place and moved there, so that it is whole or absent.
 """
 
+import contextlib
 import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from pydantic import TypeAdapter
 
@@ -39,21 +42,37 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.config.imports import refuse_unknown
-from fedblend.core import PyTree
-from fedblend.data.dataset import DataError, Kind, Task
+from fedblend.core import Algorithm, PyTree, shared_model
+from fedblend.data.dataset import DataError, Task
 from fedblend.data.federated import FederatedData
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import ConfigError, RunError
+from fedblend.mixing import shapes_of
 from fedblend.report.measures import rows_of
 from fedblend.simulation.io.serialize import (
+    StackReader,
+    StackWriter,
     WireError,
     as_tree,
     pack,
     unpack,
     write_atomically,
 )
-from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
+
+if TYPE_CHECKING:
+    from fedblend.simulation.personalize import NewClients
+    from fedblend.simulation.run import Run
+
+KEPT, SHARED, LEFT_OUT = "kept", "shared", "left out"
+"""What ``summary.json`` has under ``personal_models``: they are in the folder, all
+clients deploy the shared model, or they were not kept."""
+
+
+MOST_BYTES = 8 * 2**30
+"""The models of all clients and seeds are kept up to this size by default."""
+AT_ONCE = 256
+"""Clients whose states are in memory at once, besides those of the run itself."""
 
 
 class Folder:
@@ -178,6 +197,57 @@ def write_model(path: Path, model: PyTree, **about: Any) -> None:
     write_atomically(path, pack(model, {"format": "fedblend", **facts}))
 
 
+def write_personal_models(
+    folder: Folder,
+    run: "Run",
+    seeds: list[int],
+    algorithm: Algorithm,
+    keep: str,
+) -> tuple[str, list[str]]:
+    """Write the personal models of a completed run, a file for each seed.
+
+    Args:
+        folder: the folder of the run.
+        run: the run.
+        seeds: the seed of each replica.
+        algorithm: that of the run.
+        keep: "auto", "always" or "never".
+
+    Returns:
+        What ``summary.json`` has under ``personal_models``, and a warning where "auto"
+        leaves the models out.
+    """
+    if algorithm.personal is shared_model:
+        return SHARED, []
+    if keep == "never":
+        return LEFT_OUT, []
+    clients = run.federated_data.clients
+    (first,) = run.personal_models([0])
+    size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(first))
+    if keep == "auto" and size > MOST_BYTES:
+        return LEFT_OUT, [
+            f"the personal models of {clients} clients are {size / 2**30:.1f} GiB, and "
+            'not in the run folder; run.keep_personal = "always" keeps them'
+        ]
+    several = run.replicas is not None
+    template = trees.take(first, 0) if several else first
+    with contextlib.ExitStack() as files:
+        writers = []
+        for seed in seeds:
+            path = folder.personal(seed if several else None)
+            facts = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
+            writer = StackWriter(path, template, clients, facts)
+            writers.append(files.enter_context(writer))
+        for start in range(0, clients, AT_ONCE):
+            ids = np.arange(start, min(start + AT_ONCE, clients))
+            models = run.personal_models(ids)
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+            for replica, writer in enumerate(writers):
+                own = (slice(None), replica) if several else slice(None)
+                writer.add(trees.take(stacked, own))
+    return KEPT, []
+
+
 def write_preprocessing(
     folder: Folder, preprocessing: Sequence[Preprocessing], seeds: list[int]
 ) -> None:
@@ -208,7 +278,7 @@ def write_clients(
     run: Results,
     seeds: list[int],
     own: Mapping[str, np.ndarray],
-    new_clients: Sequence[NewClients] = (),
+    new_clients: "Sequence[NewClients]" = (),
 ) -> None:
     """Write ``clients.csv``: every client's rows, bits and metrics.
 
@@ -224,7 +294,7 @@ def write_clients(
     seen, by_seed, rows = run.federated_data, run.evidence.measured, []
     training = {"training": "seen"} if new_clients else {}
     for replica, seed in enumerate(seeds):
-        columns = _by_column(by_seed[replica]) if by_seed else {}
+        columns = _columns(by_seed[replica]) if by_seed else {}
         for name, values in own.items():
             columns[name] = values if run.replicas is None else values[:, replica]
         bits = run.bits(replica)
@@ -237,7 +307,7 @@ def write_clients(
             row |= cells(columns, columns, places.get(client))
             rows.append(row | training)
         for new in new_clients[replica : replica + 1]:
-            measured, data = _by_column(new.measured), new.federated_data
+            measured, data = _columns(new.measured), new.federated_data
             for client in range(data.clients):
                 row = {"seed": seed, "id": seen.clients + client}
                 row |= {**_facts(data, client), "bits_up": 0, "bits_down": 0}
@@ -265,7 +335,7 @@ def cells(
     return found
 
 
-def _by_column(measured: dict[str, Any]) -> dict[str, np.ndarray]:
+def _columns(measured: dict[str, Any]) -> dict[str, np.ndarray]:
     return {
         f"{split}_{model}_{metric}": values
         for split, by_model in measured.items()
@@ -288,7 +358,7 @@ def read_config(folder: Folder, *, imports: bool = False) -> Config:
     """
     content = _content(folder)
     try:
-        return _checked(content, str(folder.config), imports)
+        return _check(content, str(folder.config), imports)
     except ConfigError as error:
         raise RunError(str(error)) from None
 
@@ -304,10 +374,10 @@ def _content(folder: Folder) -> dict[str, Any]:
 
 def config_in(text: str, where: str, *, imports: bool = False) -> Config:
     """The configuration in a text that belongs to a run, see ``read_config``."""
-    return _checked(toml.parse(text, where), where, imports)
+    return _check(toml.parse(text, where), where, imports)
 
 
-def _checked(content: dict[str, Any], where: str, imports: bool) -> Config:
+def _check(content: dict[str, Any], where: str, imports: bool) -> Config:
     if not imports:
         refuse_unknown(content, where)
     return check(content, where)
@@ -337,26 +407,16 @@ def read_task(folder: Folder) -> Task:
     known: Any = read_json(folder.origin).get("task")
     try:
         return task_from(known)
-    except (TypeError, KeyError, ValueError):
+    except ValueError:
         raise RunError(
             f"{folder.origin}: does not say what the model is for; the run was made "
             "by an older fedblend, or the file is damaged"
         ) from None
 
 
-def task_from(known: Mapping[str, Any]) -> Task:
+def task_from(known: Any) -> Task:
     """The task that ``Task._asdict`` was written of."""
-    if known["kind"] not in get_args(Kind):
-        raise ValueError("kind")
-    return Task(
-        known["kind"],
-        int(known["outputs"]),
-        tuple(int(size) for size in known["shape"]),
-        tuple(str(name) for name in known["labels"]),
-        tuple(str(name) for name in known["columns"]),
-        center=float(known.get("center", 0.0)),
-        scale=float(known.get("scale", 1.0)),
-    )
+    return TypeAdapter(Task).validate_python(known)
 
 
 def read_model(path: Path, template: PyTree) -> tuple[PyTree, dict[str, str]]:
@@ -378,15 +438,57 @@ def read_model(path: Path, template: PyTree) -> tuple[PyTree, dict[str, str]]:
         raise RunError(f"{path}: {error}") from None
 
 
+def open_personal_models(path: Path) -> StackReader:
+    """The personal models of a file.
+
+    Raises:
+        RunError: there is no such file, or it is damaged.
+    """
+    try:
+        return StackReader(path)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}") from None
+    except WireError as error:
+        raise RunError(f"{path}: {error}") from None
+
+
+def as_model(arrays: dict[str, np.ndarray], params: PyTree, where: Path) -> PyTree:
+    """The model of these leaves: parameters, a ``Blend``, or ``Neighbors``.
+
+    Args:
+        arrays: the leaves by name.
+        params: the shapes and dtypes of the parameters.
+        where: the file that they are from.
+    """
+    try:
+        return as_tree(arrays, shapes_of(arrays, params))
+    except WireError as error:
+        raise RunError(f"{where}: {error}") from None
+
+
 def read_rows(folder: Folder) -> list[dict[str, Any]]:
     """The rows of a run, finished or not."""
     lines = _text(folder.metrics).splitlines()
-    return [_parsed(line, folder.metrics) for line in lines]
+    return [_parse_json(line, folder.metrics) for line in lines]
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file, all values text.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    text = _text(path)
+    try:
+        heading, *lines = csv.reader(io.StringIO(text))
+        return [dict(zip(heading, line, strict=True)) for line in lines]
+    except (ValueError, csv.Error):
+        raise RunError(f"{path}: is damaged: it is not a table") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The content of a JSON file."""
-    return _parsed(_text(path), path)
+    return _parse_json(_text(path), path)
 
 
 def read_summary(folder: Folder) -> dict[str, Any]:
@@ -408,7 +510,7 @@ def _text(path: Path) -> str:
         raise RunError(f"{path}: is damaged: it is not text") from None
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def _parse_json(text: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -416,3 +518,17 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"{path}: is damaged: a JSON object is expected")
     return found
+
+
+def file_words(names: Sequence[str]) -> list[str]:
+    """A word for the name of a file of each client; with its id where words are equal.
+
+    >>> file_words(["a b", "c"]), file_words(["a b", "a-b"])
+    (['a-b', 'c'], ['0-a-b', '1-a-b'])
+    """
+    words = [re.sub(r"[^\w.-]+", "-", name) for name in names]
+    # File systems count bytes, up to 255 of them.
+    words = [word.encode()[:80].decode(errors="ignore") for word in words]
+    if len({word.lower() for word in words}) < len(words):
+        words = [f"{client}-{word}" for client, word in enumerate(words)]
+    return words

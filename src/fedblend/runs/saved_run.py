@@ -5,7 +5,6 @@
 ``fb.load(folder)`` needs the folder alone, not the data of the run.
 """
 
-import csv
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import RunError, hint
 from fedblend.mixing import Apply
 from fedblend.report.records import frame
-from fedblend.runs import personal_models, run_folder
+from fedblend.runs import run_folder
 from fedblend.runs.export.portable import Portable
 from fedblend.runs.predict import (
-    Predictions,
+    TablePredictions,
     predict_all,
     predict_by_client,
     table_of,
@@ -89,10 +88,7 @@ class SavedRun:
             own = [row for row in self._lines if int(row["seed"]) == chosen]
             seen = [row for row in own if row.get("training") != "unseen"]
             in_order = [int(row["id"]) for row in seen] == list(range(len(seen)))
-        except OSError as error:
-            where, why = self.folder.clients, error.strerror
-            raise RunError(f"{where}: {why}") from None
-        except (KeyError, TypeError, ValueError, csv.Error):
+        except (KeyError, ValueError):
             raise RunError(f"{self.folder.clients}: is damaged") from None
         if not seen or not in_order:
             raise RunError(f"{self.folder.clients}: is damaged: clients are missing")
@@ -100,8 +96,7 @@ class SavedRun:
 
     @cached_property
     def _lines(self) -> list[dict[str, str]]:
-        with open(self.folder.clients, newline="") as file:
-            return list(csv.DictReader(file))
+        return run_folder.read_table(self.folder.clients)
 
     def client_id(self, client: int | str) -> int:
         """The id of a client, by its id or its name.
@@ -145,13 +140,16 @@ class SavedRun:
                 f"{self.folder.path}: {why}, so there is no shared model; name a "
                 "client, whose own model predicts"
             )
-        path = self.folder.model(self._named(seed))
-        return run_folder.read_model(path, self.portable.shapes)[0]
+        return run_folder.read_model(self.model_file(seed), self.portable.shapes)[0]
+
+    def model_file(self, seed: int | None = None) -> Path:
+        """The file of the shared model, and of the part of a model that is shared."""
+        return self.folder.model(self._file_seed(seed))
 
     @property
     def has_personal(self) -> bool:
         """Whether clients deploy models of their own, and these are in the folder."""
-        return self.folder.personal(self._named(None)).is_file()
+        return self.folder.personal(self._file_seed(None)).is_file()
 
     def personal(self, client: int | str, seed: int | None = None) -> PyTree:
         """The model that a client deploys: parameters, or a ``Blend``.
@@ -165,10 +163,10 @@ class SavedRun:
         """
         place = self.client_id(client)
         kept = self.summary.get("personal_models")
-        if kept == personal_models.SHARED:
+        if kept == run_folder.SHARED:
             return self.shared(seed)
-        path = self.folder.personal(self._named(seed))
-        if kept != personal_models.KEPT:
+        path = self.folder.personal(self._file_seed(seed))
+        if kept != run_folder.KEPT:
             why = 'run.keep_personal = "always" keeps them'
             if kept is None:
                 why = "an older fedblend made it; run it again"
@@ -176,11 +174,11 @@ class SavedRun:
                 f"{self.folder.path}: this run has kept no personal models; {why}"
             )
         if path not in self._stacks:
-            self._stacks[path] = personal_models.open_personal_models(path)
+            self._stacks[path] = run_folder.open_personal_models(path)
         stack = self._stacks[path]
         if stack.clients != len(self.names):
             raise RunError(f"{path}: has {stack.clients} clients, not those of the run")
-        return personal_models.as_model(stack.model(place), self.portable.shapes, path)
+        return run_folder.as_model(stack.model(place), self.portable.shapes, path)
 
     def preprocessing(self, seed: int | None = None) -> Preprocessing | None:
         """What turns the columns of a table into inputs; None where nothing does."""
@@ -211,7 +209,7 @@ class SavedRun:
         *,
         shared: bool = False,
         seed: int | None = None,
-    ) -> Predictions:
+    ) -> TablePredictions:
         """What models predict for the rows of a table, with probabilities.
 
         Args:
@@ -262,7 +260,7 @@ class SavedRun:
         """
         return frame(run_folder.read_rows(self.folder))
 
-    def _named(self, seed: int | None) -> int | None:
+    def _file_seed(self, seed: int | None) -> int | None:
         """The seed as in the names of files: None in a run of one."""
         chosen = self.seeds[0] if seed is None else seed
         if chosen not in self.seeds:

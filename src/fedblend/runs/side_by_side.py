@@ -19,10 +19,9 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import dump, named_by_key
 from fedblend.config.sweep import Point, together
 from fedblend.errors import CheckpointError
-from fedblend.report.measures import in_order
+from fedblend.metrics import main_first
 from fedblend.runs import certificates, results, run_folder
-from fedblend.runs.local_baseline import work_alone
-from fedblend.runs.run import TABLES, Step, advance, open_folder, stages
+from fedblend.runs.run import TABLES, Step, advance, open_folder, stages, work_alone
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation.io import checkpoint
 from fedblend.simulation.run import Run
@@ -66,7 +65,7 @@ def run_together(
         built = build(config)
         for warning in built.warnings:
             on_warning("all values", warning)
-        metric = in_order(built.measures)[0]
+        metric = main_first(built.measures)[0]
         most = _most_points(built)
         parts = [points[at : at + most] for at in range(0, len(points), most)]
         first = _joint(parts[0], built)

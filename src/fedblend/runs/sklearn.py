@@ -17,15 +17,18 @@ Other inputs become float32 and are not scaled: put a ``StandardScaler`` in fron
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, cast
 from warnings import warn
 
 import jax
 import numpy as np
+from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import r2_score
+from sklearn.metrics import get_scorer, r2_score
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -55,6 +58,7 @@ RULES = {
 """The checks of the settings; the others are checked where they are used."""
 LEAST_ROWS = 8
 """Rows are predicted in groups padded to a power of two, and at least to this one."""
+PREDICTING = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 ROUTED = {"client_ids": True}
 """What every method requests from scikit-learn's metadata routing."""
 
@@ -128,7 +132,7 @@ class _Federated(BaseEstimator):
         for text in self.summary_["warnings"]:
             warn(text, ConvergenceWarning, stacklevel=3)
 
-    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+    def _validate(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         """Inputs and targets of ``fit``; the columns of a raw table as encoded."""
         self._schema, self.preprocessing_ = None, None
         table = raw_table(X)
@@ -204,7 +208,7 @@ class _Federated(BaseEstimator):
             if place >= 0:
                 params = trees.take(self.personal_, int(place))
             mine = np.flatnonzero(places == place)
-            values = _padded_predict(apply, params, inputs[mine])
+            values = _predict_padded(apply, params, inputs[mine])
             if outputs is None:
                 outputs = np.empty((len(inputs), *values.shape[1:]), np.float64)
             outputs[mine] = values
@@ -251,7 +255,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
     def fit(self, X: Any, y: Any, client_ids: Any = None) -> "FederatedClassifier":
         """Train; without ``client_ids`` all rows are one client's."""
-        X, y = self._validated(X, y)
+        X, y = self._validate(X, y)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -269,8 +273,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         scores = self._outputs(X, client_id, client_ids)
         if scores.ndim == 1 or scores.shape[1] == 1:
             scores = np.stack([np.zeros(len(scores)), scores.reshape(-1)], axis=1)
-        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return odds / odds.sum(axis=1, keepdims=True)
+        return softmax(scores, axis=1)
 
     def predict(
         self, X: Any, client_id: Any = None, client_ids: Any = None
@@ -305,7 +308,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
 
     def fit(self, X: Any, y: Any, client_ids: Any = None) -> "FederatedRegressor":
         """Train; without ``client_ids`` all rows are one client's."""
-        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
+        X, y = self._validate(X, y, multi_output=True, y_numeric=True)
         self.targets_ = y.shape[1:]
         self._fit(X, y.astype(np.float32), client_ids)
         return self
@@ -336,9 +339,60 @@ def raw_table(X: Any) -> Columns | None:
     return None if complete_numbers(table) else table
 
 
-def _padded_predict(apply: Any, params: PyTree, inputs: np.ndarray) -> np.ndarray:
+def _predict_padded(apply: Any, params: PyTree, inputs: np.ndarray) -> np.ndarray:
     """Outputs, computed in few different shapes: each shape is compiled once."""
     rows = len(inputs)
     room = max(LEAST_ROWS, 1 << (rows - 1).bit_length())
     padded = np.pad(inputs, [(0, room - rows), (0, 0)])
     return np.asarray(predict(apply, params, padded))[:rows]
+
+
+def client_scorer(scoring: str | Callable) -> "ClientScorer":
+    """A scorer for ``scoring=`` that scores every client's own model.
+
+    With ``sklearn.set_config(enable_metadata_routing=True)`` cross-validation and
+    searches pass it the ids of ``params={"client_ids": ids}``.
+
+    Args:
+        scoring: a name such as "roc_auc", or a scorer (``make_scorer(...)``).
+    """
+    return ClientScorer(get_scorer(scoring))
+
+
+class ClientScorer:
+    """``scorer(estimator, X, y, client_ids=ids)``, made by ``client_scorer``."""
+
+    def __init__(self, scorer: Callable):
+        self.scorer = scorer
+
+    def __repr__(self) -> str:
+        return f"client_scorer({self.scorer!r})"
+
+    def __call__(
+        self, estimator: Any, X: Any, y: Any, client_ids: Any = None, **routed: Any
+    ) -> float:
+        """The score of these rows, each predicted for its client."""
+        if client_ids is not None:
+            estimator = _ForClients(estimator, client_ids)
+        return self.scorer(estimator, X, y, **routed)
+
+    def get_metadata_routing(self) -> Any:
+        """The requests of the scorer: client ids, and those of its metric."""
+        asked = get_routing_for_object(self.scorer)
+        asked.score.add_request(param="client_ids", alias=True)
+        return asked
+
+
+class _ForClients:
+    """A fitted estimator that predicts the rows of these clients."""
+
+    def __init__(self, estimator: Any, client_ids: Any):
+        # The ``predict`` of a search takes only rows; that of its estimator takes ids.
+        self._estimator = getattr(estimator, "best_estimator_", estimator)
+        self._ids = client_ids
+
+    def __getattr__(self, name: str) -> Any:
+        value, ids = getattr(self._estimator, name), self._ids
+        if name not in PREDICTING:
+            return value
+        return wraps(value)(lambda rows: value(rows, client_ids=ids))

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trackers: the records of a run for TensorBoard, MLflow and Weights & Biases.
 
-A tracker consumes rows, as in ``metrics.jsonl``, and writes each once: a run that is
-resumed, or tracked again after the fact, has no point twice. Everything is written to
-local files, in folders of the run, unless the variables of the environment that MLflow
-and Weights & Biases read (``MLFLOW_TRACKING_URI``, ``WANDB_MODE``) say otherwise.
+A tracker takes rows, as in ``metrics.jsonl``, and writes each once. What it wrote of
+the same run before is replaced, so a run that is resumed, or tracked again after the
+fact, has no point twice. Everything is written to local files, in folders of the run,
+unless the variables of the environment that MLflow and Weights & Biases read
+(``MLFLOW_TRACKING_URI``, ``WANDB_MODE``) say otherwise.
 
 Values are means over clients under ``SPLIT/METRIC/MODEL``, such as
 ``test/accuracy/personal``, at the number of rounds; ``worst_tenth/...`` are the means
@@ -26,19 +27,52 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedblend.data.dataset import require
 from fedblend.errors import UserError
 from fedblend.report.measures import Row, rows_of
-from fedblend.runs import run_folder
-from fedblend.runs.run_folder import Folder
 from fedblend.simulation.run import Run
 
 COUNTS = ("seconds", "received", "dropped", "rejected")
 """Further numbers of a block of rounds."""
 SUFFIX = ".fedblend"
 """The end of the names of TensorBoard's files that are written here."""
+
+
+MOST_PARAMS = 100
+"""What MLflow takes at once; it takes 1000 metrics."""
+
+
+class SeedLog(NamedTuple):
+    """Where the values of one seed go: ``write(round, values)``, and ``close()``."""
+
+    write: Callable[[int, Mapping[str, float]], Any]
+    close: Callable[[], Any]
+
+
+class Tracker:
+    """Writes the rows of a run; ``open_seed`` opens the log of a seed."""
+
+    def __init__(self, open_seed: Callable[[int], SeedLog]):
+        self._open_seed = open_seed
+        self._seed_logs: dict[int, SeedLog] = {}
+        self._written: set[tuple[int, int]] = set()
+
+    def update(self, rows: Sequence[Row]) -> None:
+        """Write those of these rows that are new."""
+        for row in rows:
+            seed, round = row.get("seed", 0), row["round"]
+            if seed not in self._seed_logs:
+                self._seed_logs[seed] = self._open_seed(seed)
+            if (seed, round) not in self._written:
+                self._seed_logs[seed].write(round, values_of(row))
+                self._written.add((seed, round))
+
+    def close(self) -> None:
+        """Finish what was written."""
+        for log in self._seed_logs.values():
+            log.close()
 
 
 def values_of(row: Row) -> dict[str, float]:
@@ -58,233 +92,139 @@ def values_of(row: Row) -> dict[str, float]:
     }
 
 
-class Tracker:
-    """Writes rows to one place; ``close`` when all are written.
-
-    A subclass opens what it needs for a seed, which may know rounds that are written
-    already, and writes the values of a round.
-    """
-
-    def __init__(self) -> None:
-        self._written: dict[int, set[int]] = {}
-
-    def update(self, rows: Sequence[Row]) -> None:
-        """Write those of these rows that are new."""
-        for row in rows:
-            seed, round = row.get("seed", 0), row["round"]
-            if seed not in self._written:
-                self._written[seed] = self._open(seed)
-            if round not in self._written[seed]:
-                self._write(seed, round, values_of(row))
-                self._written[seed].add(round)
-        self._flush()
-
-    def close(self) -> None:
-        """Finish what was written."""
-
-    def _open(self, seed: int) -> set[int]:
-        """Begin to write the rows of a seed; the rounds that are there already."""
-        raise NotImplementedError
-
-    def _write(self, seed: int, round: int, values: Mapping[str, float]) -> None:
-        raise NotImplementedError
-
-    def _flush(self) -> None:
-        """Have on disk what was written."""
-
-
-class TensorBoard(Tracker):
-    """Event files, a folder for each seed; what was written before is replaced."""
-
-    def __init__(self, folder: Path, config: str = ""):
-        super().__init__()
-        self._writing = require(
-            "tensorboard.summary.writer.event_file_writer",
-            "tracker tensorboard",
-            extra="trackers",
-        )
-        self._summary = require("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        self._event = require("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._folder, self._config = folder, config
-        self._writers: dict[int, Any] = {}
-
-    def _open(self, seed: int) -> set[int]:
-        place = self._folder / f"seed{seed}"
-        for old in place.glob(f"events.out.tfevents.*{SUFFIX}"):
-            old.unlink()
-        place.mkdir(parents=True, exist_ok=True)
-        writer = self._writing.EventFileWriter(str(place), filename_suffix=SUFFIX)
-        self._writers[seed] = writer
-        if self._config:
-            self._add(seed, 0, [self._text("config", self._config)])
-        return set()
-
-    def _text(self, name: str, text: str) -> Any:
-        tensor = require("tensorboard.compat.proto.tensor_pb2", "tensorboard")
-        types = require("tensorboard.compat.proto.types_pb2", "tensorboard")
-        proto = self._summary
-        about = proto.SummaryMetadata(
-            plugin_data=proto.SummaryMetadata.PluginData(plugin_name="text")
-        )
-        block = "".join(f"    {line}\n" for line in text.splitlines())
-        value = tensor.TensorProto(dtype=types.DT_STRING, string_val=[block.encode()])
-        return proto.Summary.Value(tag=name, metadata=about, tensor=value)
-
-    def _write(self, seed: int, round: int, values: Mapping[str, float]) -> None:
-        scalar = self._summary.Summary.Value
-        entries = [
-            scalar(tag=name, simple_value=value) for name, value in values.items()
-        ]
-        self._add(seed, round, entries)
-
-    def _add(self, seed: int, round: int, entries: list[Any]) -> None:
-        summary = self._summary.Summary(value=entries)
-        event = self._event.Event(wall_time=time.time(), step=round, summary=summary)
-        self._writers[seed].add_event(event)
-
-    def _flush(self) -> None:
-        for writer in self._writers.values():
-            writer.flush()
-
-    def close(self) -> None:
-        """Close the files."""
-        for writer in self._writers.values():
-            writer.close()
-
-
-class MLflow(Tracker):
-    """A run of MLflow for each seed; one that is there already is continued."""
-
-    def __init__(
-        self, folder: Path, name: str = "fedblend", params: Mapping[str, str] = {}
-    ):
-        super().__init__()
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        mlflow = require("mlflow", "tracker mlflow", "mlflow-skinny", "trackers")
-        self._entities = require("mlflow.entities", "tracker mlflow")
-        for noisy in ("mlflow.store.db.utils", "alembic"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if uri is None:
-            require("sqlalchemy", "tracker mlflow", "sqlalchemy", "trackers")
-            folder.mkdir(parents=True, exist_ok=True)
-            uri = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-        self._origin, self._params = str(folder.resolve()), dict(params)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the packages that it imports
-            self._client = mlflow.MlflowClient(tracking_uri=uri)
-            found = self._client.get_experiment_by_name(name)
-            self._experiment = (
-                self._client.create_experiment(name)
-                if found is None
-                else found.experiment_id
-            )
-        self._runs: dict[int, str] = {}
-
-    def _open(self, seed: int) -> set[int]:
-        origin = self._origin.replace("'", "")
-        chosen = f"tags.`fedblend.folder` = '{origin}' and tags.seed = '{seed}'"
-        found = self._client.search_runs([self._experiment], chosen)
-        if found:
-            self._runs[seed] = found[0].info.run_id
-            self._client.update_run(self._runs[seed], status="RUNNING")
-            points = self._client.get_metric_history(self._runs[seed], "bits/up")
-            return {point.step for point in points}
-        tags = {"fedblend.folder": origin, "seed": str(seed)}
-        run = self._client.create_run(
-            self._experiment, tags=tags, run_name=f"seed {seed}"
-        )
-        self._runs[seed] = run.info.run_id
-        param = self._entities.Param
-        params = [param(key, value[:500]) for key, value in self._params.items()]
-        for first in range(0, len(params), 100):
-            self._client.log_batch(run.info.run_id, params=params[first : first + 100])
-        return set()
-
-    def _write(self, seed: int, round: int, values: Mapping[str, float]) -> None:
-        now, metric = int(time.time() * 1000), self._entities.Metric
-        points = [metric(name, value, now, round) for name, value in values.items()]
-        # "bits/up" comes first and alone tells whether a round is written: last batch.
-        for first in reversed(range(0, len(points), 500)):
-            batch = points[first : first + 500]
-            self._client.log_batch(self._runs[seed], metrics=batch)
-
-    def close(self) -> None:
-        """Mark the runs as finished."""
-        for run in self._runs.values():
-            self._client.set_terminated(run)
-
-
-class WandB(Tracker):
-    """An offline run of Weights & Biases for each seed; an earlier one is replaced."""
-
-    def __init__(
-        self, folder: Path, name: str = "fedblend", params: Mapping[str, str] = {}
-    ):
-        super().__init__()
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        self._wandb = require("wandb", "tracker wandb", "wandb", "trackers")
-        self._folder, self._name, self._params = folder, name, dict(params)
-        self._runs: dict[int, Any] = {}
-
-    def _open(self, seed: int) -> set[int]:
-        origin = f"{self._folder.resolve()} {seed}"
-        own = hashlib.sha256(origin.encode()).hexdigest()[:10]
-        for old in self._folder.glob(f"wandb/offline-run-*-{own}"):
-            shutil.rmtree(old)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._runs[seed] = self._wandb.init(
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            dir=str(self._folder),
-            project=self._name,
-            id=own,
-            name=f"seed {seed}",
-            config=self._params,
-            reinit="create_new",
-            settings=self._wandb.Settings(silent=True, console="off"),
-        )
-        return set()
-
-    def _write(self, seed: int, round: int, values: Mapping[str, float]) -> None:
-        self._runs[seed].log(dict(values), step=round)
-
-    def close(self) -> None:
-        """Finish the runs."""
-        for run in self._runs.values():
-            run.finish()
-
-
 def tensorboard(folder: str | Path) -> Tracker:
     """A tracker that writes event files of TensorBoard, a folder for each seed."""
-    return TensorBoard(Path(folder))
+    package = "tensorboard.summary.writer.event_file_writer"
+    writing = require(package, "tracker tensorboard", extra="trackers")
+    protos = require("tensorboard.compat.proto.summary_pb2", "tensorboard")
+    events = require("tensorboard.compat.proto.event_pb2", "tensorboard")
+
+    def open_seed(seed: int) -> SeedLog:
+        place = Path(folder) / f"seed{seed}"
+        for old in place.glob(f"events.out.tfevents.*{SUFFIX}"):
+            old.unlink()
+        writer = writing.EventFileWriter(str(place), filename_suffix=SUFFIX)
+
+        def write(round: int, values: Mapping[str, float]) -> None:
+            scalar = protos.Summary.Value
+            points = [scalar(tag=key, simple_value=of) for key, of in values.items()]
+            summary = protos.Summary(value=points)
+            now = time.time()
+            writer.add_event(events.Event(wall_time=now, step=round, summary=summary))
+            writer.flush()
+
+        return SeedLog(write, writer.close)
+
+    return Tracker(open_seed)
 
 
-def mlflow(folder: str | Path, name: str = "fedblend") -> Tracker:
+def mlflow(
+    folder: str | Path, name: str = "fedblend", params: Mapping[str, str] = {}
+) -> Tracker:
     """A tracker that writes an MLflow store (SQLite) to a folder.
 
     Args:
         folder: of the store, unless ``MLFLOW_TRACKING_URI`` names another.
         name: of the experiment.
+        params: what the run was made with.
     """
-    return MLflow(Path(folder), name)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    package = require("mlflow", "tracker mlflow", "mlflow-skinny", "trackers")
+    entities = require("mlflow.entities", "tracker mlflow")
+    for noisy in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    place = Path(folder).resolve()
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is None:
+        require("sqlalchemy", "tracker mlflow", "sqlalchemy", "trackers")
+        place.mkdir(parents=True, exist_ok=True)
+        uri = f"sqlite:///{place / 'mlflow.db'}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the packages that it imports
+        client = package.MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else client.create_experiment(name)
+
+    def open_seed(seed: int) -> SeedLog:
+        tags = {"fedblend.folder": str(place).replace("'", ""), "seed": str(seed)}
+        mine = " and ".join(f"tags.`{key}` = '{of}'" for key, of in tags.items())
+        for old in client.search_runs([experiment], mine):
+            client.delete_run(old.info.run_id)
+        run = client.create_run(experiment, tags=tags, run_name=f"seed {seed}")
+        run = run.info.run_id
+        given = [entities.Param(key, value[:500]) for key, value in params.items()]
+        client.log_batch(run, params=given[:MOST_PARAMS])
+
+        def write(round: int, values: Mapping[str, float]) -> None:
+            now, metric = int(time.time() * 1000), entities.Metric
+            points = [metric(key, value, now, round) for key, value in values.items()]
+            client.log_batch(run, metrics=points)
+
+        return SeedLog(write, lambda: client.set_terminated(run))
+
+    return Tracker(open_seed)
 
 
-def wandb(folder: str | Path, name: str = "fedblend") -> Tracker:
+def wandb(
+    folder: str | Path, name: str = "fedblend", params: Mapping[str, str] = {}
+) -> Tracker:
     """A tracker that writes offline runs of Weights & Biases to a folder.
 
     Args:
         folder: of the runs; ``wandb sync`` uploads what is in it.
         name: of the project.
+        params: what the run was made with.
     """
-    return WandB(Path(folder), name)
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    package = require("wandb", "tracker wandb", "wandb", "trackers")
+    place = Path(folder).resolve()
+
+    def open_seed(seed: int) -> SeedLog:
+        own = hashlib.sha256(f"{place} {seed}".encode()).hexdigest()[:10]
+        for old in place.glob(f"wandb/offline-run-*-{own}"):
+            shutil.rmtree(old)
+        place.mkdir(parents=True, exist_ok=True)
+        run = package.init(
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            dir=str(place),
+            project=name,
+            id=own,
+            name=f"seed {seed}",
+            config=dict(params),
+            reinit="create_new",
+            settings=package.Settings(silent=True, console="off"),
+        )
+        return SeedLog(
+            lambda round, values: run.log(dict(values), step=round), run.finish
+        )
+
+    return Tracker(open_seed)
 
 
-TRACKERS: dict[str, Callable[[Path, str, Mapping[str, str], str], Tracker]] = {
-    "tensorboard": lambda folder, name, params, config: TensorBoard(folder, config),
-    "mlflow": lambda folder, name, params, config: MLflow(folder, name, params),
-    "wandb": lambda folder, name, params, config: WandB(folder, name, params),
+TRACKERS: dict[str, Callable[[Path, str, Mapping[str, str]], Tracker]] = {
+    "tensorboard": lambda folder, name, params: tensorboard(folder),
+    "mlflow": mlflow,
+    "wandb": wandb,
 }
 """The trackers of a run folder, by name."""
+
+
+def folder_trackers(
+    names: Sequence[str], folder: Path, name: str, tables: Mapping[str, Any]
+) -> list[Tracker]:
+    """Trackers of a run, each in a folder of its own inside that of the run.
+
+    Args:
+        names: of ``TRACKERS``.
+        folder: of the run; it may not exist yet.
+        name: of the run.
+        tables: its configuration as nested tables.
+    """
+    for one in names:
+        if one not in TRACKERS:
+            raise UserError("tracker", one, f"one of {', '.join(TRACKERS)}")
+    params = dict(_flat(tables))
+    return [TRACKERS[one](folder / one, name, params) for one in dict.fromkeys(names)]
 
 
 def follow(
@@ -293,7 +233,7 @@ def follow(
     """Go through a run, record by record, and have trackers write them.
 
     Args:
-        run: a simulation, which goes on from where it is.
+        run: a simulation, which continues from where it is.
         *trackers: they are closed at the end.
         seeds: the seed of each replica; 0, 1, ... if None.
     """
@@ -305,45 +245,6 @@ def follow(
             yield record
     finally:
         for tracker in trackers:
-            tracker.close()
-
-
-class FolderTrackers:
-    """Trackers of a run folder, each in a folder of its own inside.
-
-    Args:
-        names: of ``TRACKERS``.
-        path: the folder of the run; it may not exist yet.
-        name: of the run.
-        tables: its configuration as nested tables, and as TOML.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        path: Path,
-        name: str,
-        tables: tuple[Mapping[str, Any], str],
-    ):
-        for one in names:
-            if one not in TRACKERS:
-                raise UserError("tracker", one, f"one of {', '.join(TRACKERS)}")
-        self._folder, params = Folder(path), dict(_flat(tables[0]))
-        self._trackers = [
-            TRACKERS[one](path / one, name, params, tables[1])
-            for one in dict.fromkeys(names)
-        ]
-
-    def update(self) -> None:
-        """Write the rows that the run has by now."""
-        if self._trackers and self._folder.metrics.is_file():
-            rows = run_folder.read_rows(self._folder)
-            for tracker in self._trackers:
-                tracker.update(rows)
-
-    def close(self) -> None:
-        """Finish what was written."""
-        for tracker in self._trackers:
             tracker.close()
 
 

@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Choose alpha for a configuration: the sweep, its table, and what to run next.
+"""Choose alpha for a configuration by cross-validation, guarded against harm.
 
-The sweep is ``selection.tune_alpha`` with the local work, the rounds and the seed of
-the configuration; the configuration's own alpha is not used. ``rate = "theory"`` is
-that of every alpha.
+``selection.choose`` with the local work, the rounds and the seed of the configuration,
+and training alone as an arm; the configuration's own alpha is not used. The models that
+clients deploy go to the folder of a run, as those of any other run.
 """
 
 import dataclasses
@@ -14,80 +14,79 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedblend import trees
 from fedblend.config.build import Built, build, method
-from fedblend.config.config import Config, dump, named_by_key
+from fedblend.config.config import Config, named_by_key
 from fedblend.config.tables import privacy
 from fedblend.config.theory_rates import Rates, rates
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, RunError
-from fedblend.runs import run_folder
-from fedblend.selection.tune_alpha import Tuned, choose_alpha
+from fedblend.runs import results, run_folder
+from fedblend.runs.run import open_folder
+from fedblend.runs.run_folder import Folder, seeds_of
+from fedblend.selection.arms import ALONE
+from fedblend.selection.choose import Choice, choose_arms, deploy
 from fedblend.theory.steps import at_alpha
 from fedblend.trees import precision
 
 
 def tune_config(
-    config: Config, alphas: list[float], by: str | None = None
-) -> tuple[Tuned, tuple[str, ...]]:
-    """Try all alphas for a configuration; the results, and warnings.
+    config: Config, alphas: list[float], by: str | None = None, folds: int = 5
+) -> tuple[Choice, Built, tuple[str, ...]]:
+    """Cross-validate all alphas of a configuration.
 
     Args:
         config: what to run; its own alpha is not used.
-        alphas: the grid.
-        by: the metric that decides, the first of the configuration if None.
+        alphas: the grid; 1, the shared model, is one of its arms in any case.
+        by: the metric that decides; the first besides the loss if None.
+        folds: number of folds.
+
+    Returns:
+        The choices, what the configuration built, and warnings.
 
     Raises:
-        ConfigError: there is no alpha to choose, or nothing to choose it on.
+        ConfigError: there is no alpha to choose.
         DataError: the data cannot be had, or cannot be used.
     """
     check_alpha(config)
-    if not config.data.validation:
-        raise ConfigError(
-            "data.validation: is 0, and alpha is chosen on validation rows; set "
-            "data.validation=0.2, or cross-validate the training rows with --guard"
+    privacy.refuse(config.privacy, "a choice by cross-validation is not private")
+    measure = config.measure.model_copy(update={"local": True})
+    with precision(config.run.precision), warnings.catch_warnings(record=True) as told:
+        warnings.filterwarnings("always", "choose: ", UserWarning)
+        built = build(config.model_copy(update={"measure": measure}))
+        spec = dataclasses.replace(
+            built.spec,
+            algorithm=alpha_builder(config, built),
+            federated_data=built.federated_data,
         )
-    privacy.refuse(config.privacy, "a choice on validation rows is not private")
-    with precision(config.run.precision):
-        built = build(config)
-        held = built.federated_data.validation
-        if held is None or not held.total:
-            raise ConfigError(
-                f"data.validation: {config.data.validation:g} leaves no client a row "
-                "to choose on"
-            )
-        with named_by_key(by="--by"), warnings.catch_warnings():
-            # ``found.warnings`` has them.
-            warnings.filterwarnings("ignore", "tune: ", UserWarning)
-            spec = dataclasses.replace(
-                built.spec,
-                algorithm=by_alpha(config, built),
-                federated_data=built.federated_data,
-                every=None,
-            )
-            found = choose_alpha(spec, alphas, by)
-    return found, (*built.warnings, *found.warnings)
+        by = by or next((name for name in spec.measure if name != "loss"), "loss")
+        with named_by_key(by="--by", folds="--folds"):
+            found = choose_arms(spec, built.local, [*alphas, 1.0], by=by, folds=folds)
+    said = (str(one.message) for one in told)
+    own = (line for line in said if line.startswith("choose: "))
+    return found, built, (*built.warnings, *own)
 
 
-def by_alpha(config: Config, built: Built) -> Callable[[Any], Algorithm]:
+def alpha_builder(config: Config, built: Built) -> Callable[[Any], Algorithm]:
     """From an alpha, which may be traced, to the algorithm of a configuration.
 
     ``rate = "theory"`` is the rate of that alpha, 1/L_alpha for gradient descent.
     """
     if config.algorithm.rate != "theory":
-        return lambda alpha: rebuilt(with_alpha(config, alpha), built)
+        return lambda alpha: rebuild(set_alpha(config, alpha), built)
     dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
-    whole = rates(with_alpha(config, 1.0), built.smoothness, dim)
+    whole = rates(set_alpha(config, 1.0), built.smoothness, dim)
 
     def algorithm(alpha: Any) -> Algorithm:
         own = whole._replace(together=at_alpha(whole.together, alpha))
-        return rebuilt(with_alpha(config, alpha), built, own)
+        return rebuild(set_alpha(config, alpha), built, own)
 
     return algorithm
 
 
-def rebuilt(config: Config, built: Built, known: Rates | None = None) -> Algorithm:
+def rebuild(config: Config, built: Built, known: Rates | None = None) -> Algorithm:
     """The algorithm of a changed configuration, whose numbers may be traced."""
     clients = built.federated_data.clients
     found = method(config, built.task, clients, clients, built.smoothness, known)
@@ -118,46 +117,79 @@ def check_alpha(config: Config) -> None:
         raise ConfigError("run.until: alphas are compared after the same run.rounds")
 
 
-def check_out(out: Path) -> None:
-    """Refuse a place for the table where it or the configuration beside it exists."""
-    if out.suffix == ".toml":
-        raise RunError(
-            f"{out}: is the place of a table, .csv; --out names another file"
-        )
-    for path in (out, out.with_suffix(".toml")):
+def set_alpha(config: Config, alpha: Any) -> Config:
+    """The same configuration with another alpha, or one for each client."""
+    options = config.algorithm.model_copy(update={"alpha": alpha})
+    return config.model_copy(update={"algorithm": options})
+
+
+def mean_alphas(found: Choice) -> np.ndarray:
+    """Every client's alpha, the mean by its weights; 0 if training alone is best."""
+    own = np.array([name == ALONE for name in found.names])
+    by_arm = np.array([0.0 if name == ALONE else float(name) for name in found.names])
+    weights = np.where(own, 0.0, found.weights)
+    means = weights @ by_arm / np.maximum(weights.sum(axis=1), 1e-12)
+    return np.where(own[found.chosen], 0.0, means)
+
+
+def models_folder(out: Path) -> Path:
+    """The run folder of the models, beside the table of the choices.
+
+    Raises:
+        RunError: it or the table exists, or cannot be there.
+    """
+    folder = out.with_suffix("")
+    if folder == out:
+        raise RunError(f"{out}: is the place of a table; --out FILE.csv names one")
+    for path in (out, folder):
         if path.exists():
             raise RunError(f"{path}: exists already; --out names another file")
     if not out.parent.is_dir():
         raise RunError(f"{out.parent}: is no folder to write {out.name} to")
+    return folder
 
 
-def write(config: Config, found: Tuned, out: Path) -> None:
-    """Write every client's choice as CSV, and the configuration with it as TOML."""
-    check_out(out)
-    data, splits = found.run.federated_data, {"validation": found.validation}
+def write(config: Config, built: Built, found: Choice, out: Path) -> None:
+    """Write every client's choice as CSV, and its model in the folder of a run.
+
+    The configuration of the folder has every client's mean alpha, see ``mean_alphas``;
+    a run of it comes near the models that are in the folder.
+    """
+    folder = Folder(models_folder(out))
+    data, values = found.federated_data, {"folds": found.cross_validation}
     if found.test is not None:
-        splits["test"] = found.test
-    columns = {
-        f"{split}_{found.metric}_at_{alpha}": values[replica]
-        for split, values in splits.items()
-        for replica, alpha in enumerate(found.alphas)
+        values["test"] = found.test
+    columns: dict[str, Any] = {
+        f"weight_of_{name}": of
+        for name, of in zip(found.names, found.weights.T, strict=True)
     }
+    columns |= {
+        f"{split}_{found.metric}_at_{name}": of[arm]
+        for split, of in values.items()
+        for arm, name in enumerate(found.names)
+    }
+    alphas = mean_alphas(found).tolist()
     rows = [
         {
             "id": client,
             "name": data.name(client),
-            "alpha": float(found.chosen[client]),
-            "chosen_on": "others" if found.unsure[client] else "validation",
+            "alpha": alpha,
+            "arm": found.names[arm],
+            "why": found.reasons[client],
+            "expected_harm": float(found.harm[client]),
+            "probability_best": float(found.decisions[client].best[arm]),
             **run_folder.cells(columns, columns, client),
         }
-        for client in range(data.clients)
+        for client, (alpha, arm) in enumerate(zip(alphas, found.chosen, strict=True))
     ]
     run_folder.write_table(out, rows)
-    again = with_alpha(config, [row["alpha"] for row in rows])
-    run_folder.write_text(out.with_suffix(".toml"), dump(again))
-
-
-def with_alpha(config: Config, alpha: Any) -> Config:
-    """The same configuration with another alpha, or one for each client."""
-    options = config.algorithm.model_copy(update={"alpha": alpha})
-    return config.model_copy(update={"algorithm": options})
+    kept = config.run.model_copy(update={"keep_personal": "always"})
+    again = set_alpha(config, alphas).model_copy(update={"run": kept})
+    with precision(config.run.precision):
+        run = deploy(found, built.spec)
+        open_folder(folder, again, built)
+        run_folder.write_metrics(folder, run, seeds_of(config))
+        about = {"guard": {"expected_harm": float(found.harm.mean())}}
+        results.write_summary(
+            folder, again, built, run, about, lambda line: None, formats=()
+        )

@@ -8,7 +8,7 @@ cross-validates its own training rows: K folds of all arms are replicas of one
 simulation, and models that are deployed are trained on all rows. What K folds tell of
 single clients is little; ``shrinkage`` combines it with what they tell of the
 federation. A client deploys the average of all arms' models, by the probability of each
-to be best (``average_arms``). Test rows are measured and not looked at.
+to be best (``arms``). Test rows are measured and not looked at.
 
 Arms are the alphas of a grid or several methods, and training alone, for a number of
 rounds of its own (``train_alone``) that all folds choose together.
@@ -19,33 +19,37 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedblend import trees
 from fedblend.checks import Number
-from fedblend.core import Algorithm, Key, PyTree
+from fedblend.core import Algorithm, Key, PyTree, Up, from_params
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.data.folds import SEVERAL
 from fedblend.data.folds import folds as split_folds
-from fedblend.errors import UserError
+from fedblend.errors import ConfigError, UserError
 from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.mixing import Blend, outputs
 from fedblend.selection import shrinkage
-from fedblend.selection.average_arms import (
-    average_costs,
-    mean_model,
-    measured,
-    models_of,
-    weighted_costs,
-)
-from fedblend.selection.cross_validate import (
+from fedblend.selection.arms import (
     Arm,
     Costs,
-    by_alpha,
-    by_name,
+    alone_arm,
+    alpha_arms,
+    average_costs,
+    can_average,
     cost_sign,
-    trained_alone,
+    mean_model,
+    method_arms,
+    mix_costs,
+    models_of,
+    row_metrics,
 )
-from fedblend.selection.shrinkage import Decision, Federation, Scores
-from fedblend.simulation.simulate import RunSpec, check_key
+from fedblend.selection.shrinkage import ClientCosts, Decision, Population
+from fedblend.simulation.run import Run
+from fedblend.simulation.simulate import RunSpec, check_key, set_up
 
 GRID = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 1.0)
 """The alphas that are tried by default."""
@@ -91,7 +95,7 @@ class Choice(NamedTuple):
     metric: str
     sign: int
     """Times a cost is the metric."""
-    federation: Federation
+    federation: Population
     federated_data: FederatedData
 
     @property
@@ -123,7 +127,7 @@ class Choice(NamedTuple):
         if data.test is None:
             return None
         metric = self.arms[0].run.evidence.metrics[self.metric]
-        rows = measured(map(self.personal, range(data.clients)), data.test, metric)
+        rows = row_metrics(map(self.personal, range(data.clients)), data.test, metric)
         return np.array([own.mean() if own.size else np.nan for own in rows])
 
     def personal(self, client: int) -> PyTree:
@@ -226,43 +230,43 @@ def choose_arms(
     spec = dataclasses.replace(
         spec, every=max(spec.rounds, 1), measure_on=range(data.clients), splits=None
     )
-    found = [] if alone is None else [trained_alone(spec, alone, parts, metric)]
+    found = [] if alone is None else [alone_arm(spec, alone, parts, metric)]
     if alphas is None and not spec.algorithm:
         raise UserError("build", spec.algorithm, "a mapping with an algorithm or more")
     if alphas is None:
-        found += by_name(spec, parts, metric)
+        found += method_arms(spec, parts, metric)
     else:
-        found += by_alpha(spec, parts, metric, alphas)
+        found += alpha_arms(spec, parts, metric, alphas)
     named = _references([arm.name for arm in found], alphas is not None, references)
     usable = finite_arms(found, named)
-    found = _decided(usable, named, data, folds, guard, metric, measure)
+    found = _single_arms(usable, named, data, folds, guard, metric, measure)
     known, places = _scores(usable, data, folds, measure), found.references
-    others = by_other_folds(known, places, guard, folds)
+    others = decisions_without_folds(known, places, guard, folds)
     best, *of_folds = (
         np.array([one.best for one in of]) for of in (found.decisions, *others)
     )
     costs = average_costs(usable, np.stack(of_folds), parts, measure)
     if costs is None:
         single = [[one.arm for one in of] for of in others]
-        costs = weighted_costs(usable, np.eye(len(usable))[single])
+        costs = mix_costs(usable, np.eye(len(usable))[single])
     else:
         found = found._replace(weights=best)
     # In each fold the others' rows chose: rows that chose a model flatter it.
     rivals = [usable[place] for place in places]
     both = [*rivals, usable[0]._replace(name="deployed", costs=costs)]
-    believed = _believed(
-        _scores(both, data, folds, measure), range(len(rivals)), guard
-    )[1]
+    believed = _beliefs(_scores(both, data, folds, measure), range(len(rivals)), guard)[
+        1
+    ]
     return found._replace(harm=np.array([one.harm[-1] for one in believed]))
 
 
 def _scores(
     arms: Sequence[Arm], data: FederatedData, folds: int, measure: Metric
-) -> list[Scores]:
+) -> list[ClientCosts]:
     """What clients know of arms, counted from the least cost of a row."""
     least = least_cost(measure, [arm.costs for arm in arms])
     return [
-        Scores(
+        ClientCosts(
             np.stack([arm.costs[client] for arm in arms], axis=1) - least,
             trained=int(count - count // folds),
             deployed=int(count),
@@ -271,24 +275,24 @@ def _scores(
     ]
 
 
-def by_other_folds(
-    clients: Sequence[Scores], references: Sequence[int], guard: float, folds: int
+def decisions_without_folds(
+    clients: Sequence[ClientCosts], references: Sequence[int], guard: float, folds: int
 ) -> list[tuple[Decision, ...]]:
     """What clients decide without the rows of each fold."""
 
-    def without(client: Scores, fold: int) -> Scores:
+    def leave_out(client: ClientCosts, fold: int) -> ClientCosts:
         parts = np.split(client.costs, folds)
         return client._replace(costs=np.concatenate(parts[:fold] + parts[fold + 1 :]))
 
     return [
-        _believed([without(one, fold) for one in clients], references, guard)[1]
+        _beliefs([leave_out(one, fold) for one in clients], references, guard)[1]
         for fold in range(folds)
     ]
 
 
-def _believed(
-    clients: Sequence[Scores], references: Sequence[int], guard: float
-) -> tuple[Federation, tuple[Decision, ...]]:
+def _beliefs(
+    clients: Sequence[ClientCosts], references: Sequence[int], guard: float
+) -> tuple[Population, tuple[Decision, ...]]:
     """What the server learns, and what clients decide."""
     federation = shrinkage.learn(clients)
     beliefs = (shrinkage.posterior(one, federation) for one in clients)
@@ -297,7 +301,7 @@ def _believed(
     )
 
 
-def _decided(
+def _single_arms(
     arms: Sequence[Arm],
     references: Sequence[str],
     data: FederatedData,
@@ -311,7 +315,7 @@ def _decided(
     clients = _scores(arms, data, folds, measure)
     names = [arm.name for arm in arms]
     places = tuple(names.index(name) for name in references)
-    federation, found = _believed(clients, places, guard)
+    federation, found = _beliefs(clients, places, guard)
     decisions = tuple(one._replace(expected=one.expected + least) for one in found)
     unseen = (client._replace(costs=client.costs[:0]) for client in clients)
     priors = (shrinkage.posterior(one, federation) for one in unseen)
@@ -344,7 +348,7 @@ def least_cost(metric: Metric, costs: Sequence[Costs]) -> float:
     return min(bound, *(rows.min() for arm in costs for rows in arm if rows.size))
 
 
-def _reason(client: Scores, decision: Decision, by_size: int) -> str:
+def _reason(client: ClientCosts, decision: Decision, by_size: int) -> str:
     if not len(client.costs):
         return "no rows"
     if decision.arm != decision.unguarded:
@@ -393,3 +397,68 @@ def _deciding(measure: Mapping[str, Metric], by: str | None) -> str:
             "and losses are"
         )
     return by
+
+
+def deploy(found: Choice, spec: RunSpec) -> Run:
+    """The models that clients deploy as a completed run, measured on test rows.
+
+    Its rounds are those of an arm, its bits those of all arms and folds. The first arm
+    is training alone, the last the shared model.
+
+    Args:
+        found: the choice.
+        spec: of the runs of its arms.
+    """
+    shared, alone = found.arms[-1], found.arms[0].run
+    models = map(found.personal, range(found.federated_data.clients))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *_alike(list(models)))
+    tested = [] if found.test is None else ["test"]
+    own = dataclasses.replace(
+        spec,
+        algorithm=_fixed_models(stacked),
+        params=trees.take(shared.run.shared, shared.replica),
+        federated_data=found.federated_data,
+        rounds=0,
+        every=1,
+        splits=tested,
+        measure=spec.measure if tested else {},
+        measure_on=range(found.federated_data.clients),
+        local=alone if tested else None,
+    )
+    run = set_up(own).complete()
+    runs = {id(of): of for arm in found.arms for of in (arm.run, arm.crossed) if of}
+    sent = [of.bits(at) for of in runs.values() for at in range(of.replicas or 1)]
+    snapshot = run.snapshot()
+    (log,) = snapshot["communication"]
+    log |= {way: sum(getattr(bits, way) for bits in sent) for way in ("up", "down")}
+    up, down = (int(log[way].sum()) for way in ("up", "down"))
+    last = dataclasses.replace(
+        run.records[-1], round=shared.run.round, bits_up=up, bits_down=down
+    )
+    run.restore(snapshot, shared.run.round, [last])
+    return run
+
+
+def _alike(models: list[PyTree]) -> list[PyTree]:
+    """Models as trees of one kind: where some mix outputs, all do."""
+    if any(isinstance(one, Blend) for one in models):
+        models = [
+            one if isinstance(one, Blend) else outputs(0.0, one, one) for one in models
+        ]
+    if not can_average(models):
+        raise ConfigError(
+            "algorithm.mix: gives clients models of different shapes, which one folder "
+            'cannot hold; algorithm.mix="parameters" gives all the same'
+        )
+    return models
+
+
+def _fixed_models(models: PyTree) -> Algorithm:
+    """Clients that deploy these models, leaves [clients, ...], and never train."""
+    return Algorithm(
+        enroll=lambda params, shard, key: ((), trees.take(models, shard.id)),
+        start=from_params,
+        client=lambda down, client, shard, key: (Up(delta=None), client),
+        server=lambda aggregate, down, server, central, key: (down, server),
+        personal=lambda down, client, shard, key: client,
+    )

@@ -63,7 +63,7 @@ DRAWS = 2000
 _JITTER = 1e-4
 
 
-class Scores(NamedTuple):
+class ClientCosts(NamedTuple):
     """What a client knows: costs of all arms on rows that their models did not see."""
 
     costs: np.ndarray
@@ -91,7 +91,7 @@ class Scores(NamedTuple):
         return np.log(means), off / means
 
 
-class Federation(NamedTuple):
+class Population(NamedTuple):
     """What the server knows, and sends to all clients."""
 
     level: float
@@ -127,14 +127,14 @@ class Decision(NamedTuple):
     """The probability of each arm to cost least."""
 
 
-def first_statistics(client: Scores) -> dict[str, Any]:
+def first_statistics(client: ClientCosts) -> dict[str, Any]:
     """What a client sends at first; the server sees the mean over clients only."""
     known = len(client.costs) > 0
     cost = client.costs.mean() if known else 0.0
     return {"known": np.array(float(known)), "cost": np.array(cost)}
 
 
-def second_statistics(client: Scores, level: float) -> dict[str, Any]:
+def second_statistics(client: ClientCosts, level: float) -> dict[str, Any]:
     """What a client sends then."""
     means, off = client.relative(level)
     rows = len(off)
@@ -147,15 +147,15 @@ def second_statistics(client: Scores, level: float) -> dict[str, Any]:
     }
 
 
-def start(mean: dict[str, Any], level: float, clients: int) -> Federation:
+def start(mean: dict[str, Any], level: float, clients: int) -> Population:
     """The first guess: clients differ little."""
     within = mean["scatter"] / max(float(mean["freedom"]), 1e-12)
     arms = len(within)
     within = within + (_JITTER * np.trace(within) / arms + 1e-6) * np.eye(arms)
-    return Federation(level, within, _line(mean, clients), within / 50)
+    return Population(level, within, _line(mean, clients), within / 50)
 
 
-def client_statistics(client: Scores, federation: Federation) -> dict[str, Any]:
+def client_statistics(client: ClientCosts, federation: Population) -> dict[str, Any]:
     """What a client sends in a round of expectation maximization."""
     mean, covariance, weight = fold_posterior(client, federation)
     features = client.features
@@ -166,7 +166,7 @@ def client_statistics(client: Scores, federation: Federation) -> dict[str, Any]:
     }
 
 
-def refine(mean: dict[str, Any], federation: Federation, clients: int) -> Federation:
+def refine(mean: dict[str, Any], federation: Population, clients: int) -> Population:
     """The server's half of a round, of the mean over clients."""
     line = _line(mean, clients)
     cross = line.T @ mean["moment"]
@@ -183,7 +183,7 @@ def _line(mean: dict[str, Any], clients: int) -> np.ndarray:
     return np.linalg.solve(mean["design"] + ridge, mean["moment"])
 
 
-def fold_posterior(client: Scores, federation: Federation) -> Posterior:
+def fold_posterior(client: ClientCosts, federation: Population) -> Posterior:
     """What a client believes that the models of its folds cost."""
     level, within, line, between = federation
     prior = client.features @ line
@@ -209,14 +209,14 @@ def fold_posterior(client: Scores, federation: Federation) -> Posterior:
     return Posterior(prior + back @ (gain * away), covariance, weight)
 
 
-def posterior(client: Scores, federation: Federation) -> Posterior:
+def posterior(client: ClientCosts, federation: Population) -> Posterior:
     """What a client believes that the deployed models cost, trained on all its rows."""
     more = np.log(max(client.deployed, 1)) - np.log(max(client.trained, 1))
     found = fold_posterior(client, federation)
     return found._replace(mean=found.mean + more * federation.line[1])
 
 
-def learn(clients: Sequence[Scores], rounds: int = ROUNDS) -> Federation:
+def learn(clients: Sequence[ClientCosts], rounds: int = ROUNDS) -> Population:
     """All rounds of both halves."""
 
     def mean(statistics: list[dict[str, Any]]) -> dict[str, Any]:

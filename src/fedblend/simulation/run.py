@@ -213,7 +213,7 @@ class Run(Results):
 
     def _summary(self, replica: int) -> dict[str, Any]:
         history = self.history(replica)
-        evidence = self.evidence.of_replica(replica)
+        evidence = self.evidence.pick(replica)
         measured = evidence.measured[0] if evidence.measured else {}
         shared, alone = self._of_replica(self.shared, replica), self.alone
         if alone is not None and self._local is not None:

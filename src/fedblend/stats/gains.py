@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What clients gain by one model over another, and how sure that is.
+"""Gains of clients by one model over another, with intervals.
 
 Both models are measured on the same test rows of a client, so the rows are paired: its
 gain is the mean of their differences, and its 95 % interval (``intervals``) comes from
@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.metrics import Metric
-from fedblend.stats.intervals import TAIL, Sides, between_seeds, interval_ends, student
+from fedblend.stats.intervals import (
+    TAIL,
+    PairedValues,
+    interval_ends,
+    seed_spread,
+    student,
+)
 
 Measured = dict[str, dict[str, dict[str, np.ndarray]]]
 """``{split: {model: {metric: values over the measured clients}}}``."""
@@ -39,12 +45,12 @@ class Gain(NamedTuple):
 
     @property
     def harmed(self) -> np.ndarray:
-        """Whose interval lies below zero."""
+        """Clients whose interval lies below zero."""
         return self.high < 0
 
     @property
     def helped(self) -> np.ndarray:
-        """Whose interval lies above zero."""
+        """Clients whose interval lies above zero."""
         return self.low > 0
 
 
@@ -100,7 +106,7 @@ def gain_summary(gain: Gain) -> GainSummary:
     )
 
 
-def gain(metric: Metric, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
+def gain(metric: Metric, seeds: Sequence[PairedValues], counts: np.ndarray) -> Gain:
     """The gain of every client, whichever way the metric is better.
 
     Args:
@@ -113,7 +119,7 @@ def gain(metric: Metric, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
     >>> metric = accuracy(lambda params, inputs: inputs)
     >>> own, other = np.array([[1.0] * 9]), np.array([[0.0] * 9])
     >>> values = np.array([1.0]), np.array([0.0])
-    >>> sides = Sides(*values, np.array([False]), rows=(own, other))
+    >>> sides = PairedValues(*values, np.array([False]), rows=(own, other))
     >>> found = gain(metric, [sides], np.array([9]))
     >>> found.value, found.low.round(2), found.high
     (array([1.]), array([0.22]), array([1.]))
@@ -134,7 +140,7 @@ def gain(metric: Metric, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
         low, high = np.maximum(low, -1.0), np.minimum(high, 1.0)
     rival = np.isfinite([side.other for side in seeds]).all(axis=0)
     unmatched = has_rows & own & ~rival & ~not_finite
-    mean = _over_clients(gaps, (low, high))
+    mean = _client_mean(gaps, (low, high))
     return Gain(value, low, high, not_finite, unmatched, mean)
 
 
@@ -154,7 +160,7 @@ class Evidence(NamedTuple):
     metrics: Mapping[str, Metric]
     numbers: Mapping[str, np.ndarray] = {}
 
-    def of_replica(self, replica: int) -> "Evidence":
+    def pick(self, replica: int) -> "Evidence":
         """That of one replica."""
         one = slice(replica, replica + 1)
         return self._replace(measured=self.measured[one], by_row=self.by_row[one])
@@ -194,7 +200,7 @@ class Evidence(NamedTuple):
             rows = self.by_row[replica].get(split, {}) if self.by_row else {}
             paired = [rows.get(name, {}).get(metric) for name in ("personal", other)]
             seeds.append(
-                Sides(
+                PairedValues(
                     np.asarray(own[metric], np.float64),
                     np.asarray(models[other][metric], np.float64),
                     broken & (counts > 0),
@@ -227,7 +233,7 @@ def harms(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
+def _client_mean(gaps: np.ndarray, ends) -> tuple[float, float, float]:
     """The mean over clients, and its interval over clients and over seeds."""
     gaps = gaps[:, ~np.isnan(gaps).any(axis=0)]
     clients = gaps.shape[1]
@@ -238,5 +244,5 @@ def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
         low, high = (float(end[~np.isnan(end)][0]) for end in ends)
         return mean, low, high
     error = gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients)
-    half = np.hypot(student(clients - 1) * error, between_seeds(gaps.mean(axis=1)))
+    half = np.hypot(student(clients - 1) * error, seed_spread(gaps.mean(axis=1)))
     return mean, float(mean - half), float(mean + half)

@@ -26,7 +26,7 @@ SHARED = 0.2
 """Part of the rows that two splits are taken to share where that is not known."""
 
 
-class Sides(NamedTuple):
+class PairedValues(NamedTuple):
     """Two models of the same clients in one seed: the values of a metric, and by rows.
 
     Rows are [clients, rows], NaN where a row does not count, or None where only the
@@ -42,7 +42,7 @@ class Sides(NamedTuple):
 
 
 def interval_ends(
-    seeds: Sequence[Sides],
+    seeds: Sequence[PairedValues],
     gaps: np.ndarray,
     counts: np.ndarray,
     sign: int,
@@ -60,17 +60,17 @@ def interval_ends(
     value, rows = gaps.mean(axis=0), [side.rows for side in seeds]
     if any(pair is None for pair in rows):
         found = _ends_by_values(seeds, value, counts, counted)
-        shift = between_seeds(gaps)
+        shift = seed_spread(gaps)
     else:
         pairs = sign * np.diff(np.array(rows, float)[:, ::-1], axis=1)[:, 0]
         found, explained = _ends_by_rows(seeds, pairs, value, counted)
-        shift = between_seeds(gaps, explained)
+        shift = seed_spread(gaps, explained)
     down, up = (np.hypot(end, shift) for end in found)
     return down, up
 
 
 def _ends_by_rows(
-    seeds: Sequence[Sides], pairs: np.ndarray, value: np.ndarray, counted: bool
+    seeds: Sequence[PairedValues], pairs: np.ndarray, value: np.ndarray, counted: bool
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
     """The ends from the rows' differences, and how much these make seeds differ."""
     many, known = len(seeds), ~np.isnan(pairs)
@@ -82,14 +82,16 @@ def _ends_by_rows(
     explained = variance / rows * (1 - part) * many / max(many - 1, 1)
     if counted and np.isin(pairs[known], (-1.0, 0.0, 1.0)).all():
         better, worse = ((of.sum(axis=2).mean(axis=0)) for of in (pairs > 0, pairs < 0))
-        found = _counted_ends(better / part, worse / part, rows / part, value)
+        found = _count_ends(better / part, worse / part, rows / part, value)
         return found, explained
     half = student(rows / part - 1) * np.sqrt(variance * part / rows)
     half = np.where(rows > 1, half, np.inf) + 0 * value
     return (half, half), explained
 
 
-def _part(seeds: Sequence[Sides], errors: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _part(
+    seeds: Sequence[PairedValues], errors: np.ndarray, known: np.ndarray
+) -> np.ndarray:
     """One over the number of independent rows that each row of a seed stands for.
 
     Args:
@@ -114,7 +116,7 @@ def _part(seeds: Sequence[Sides], errors: np.ndarray, known: np.ndarray) -> np.n
 
 
 def _ends_by_values(
-    seeds: Sequence[Sides], value: np.ndarray, counts: np.ndarray, counted: bool
+    seeds: Sequence[PairedValues], value: np.ndarray, counts: np.ndarray, counted: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ends if pairs overlap as little as the values allow.
 
@@ -128,10 +130,10 @@ def _ends_by_values(
         return nothing_known, nothing_known
     both = np.maximum(whole.sum(axis=1, keepdims=True) - counts, 0)
     better, worse = (whole - both).mean(axis=0)
-    return _counted_ends(better, worse, counts, value)
+    return _count_ends(better, worse, counts, value)
 
 
-def _counted_ends(better, worse, rows, gap) -> tuple[np.ndarray, np.ndarray]:
+def _count_ends(better, worse, rows, gap) -> tuple[np.ndarray, np.ndarray]:
     """The interval of a mean of ones, zeros and minus ones; see the module's text."""
     discordant = better + worse
     least, most = _binomial(discordant, rows)
@@ -142,7 +144,7 @@ def _counted_ends(better, worse, rows, gap) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(gap - lower, 0), np.maximum(upper - gap, 0)
 
 
-def between_seeds(gaps: np.ndarray, explained: Any = 0.0) -> np.ndarray | float:
+def seed_spread(gaps: np.ndarray, explained: Any = 0.0) -> np.ndarray | float:
     """What the seeds' disagreement adds to an interval of their mean; first axis.
 
     Args:

@@ -204,12 +204,12 @@ def test_no_table_is_one_line(tmp_path, capsys):
 
 
 def test_a_method_that_there_is_no_time_for_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison.Comparison, "_run", lambda self, seeds: None)
-    monkeypatch.setattr(comparison.Comparison, "_write", lambda self: None)
+    monkeypatch.setattr(comparison.AutoComparison, "_run", lambda self, seeds: None)
+    monkeypatch.setattr(comparison.AutoComparison, "_write", lambda self: None)
     path = tmp_path / "table.csv"
     pd.DataFrame(columns(4)).to_csv(path, index=False)
     request = candidates.Request(path, "site", "outcome")
-    found = comparison.Comparison(request, tmp_path / "out", 1e-6, Screen())
+    found = comparison.AutoComparison(request, tmp_path / "out", 1e-6, Screen())
     what, *_ = found.complete()["verdict"]
     assert "There was no time for" in what and "FLIX, which may be better" in what
 
@@ -233,13 +233,15 @@ def test_a_leak_is_said_before_training_and_on_top(tmp_path):
     path = tmp_path / "table.csv"
     pd.DataFrame(table).to_csv(path, index=False)
     request = candidates.Request(path, "site", "outcome")
-    found = comparison.Comparison(request, tmp_path / "out", 1, Screen(lines.append))
+    found = comparison.AutoComparison(
+        request, tmp_path / "out", 1, Screen(lines.append)
+    )
     found.judge()
     (place,) = [at for at, line in enumerate(lines) if "'discharge'" in line]
     assert lines[place].startswith("warning: ") and place == 0
     assert any("'discharge'" in line for line in found.state["warnings"])
     clean = candidates.Request(path, "site", "outcome", drop=("discharge",))
-    again = comparison.Comparison(clean, tmp_path / "other", 1, Screen())
+    again = comparison.AutoComparison(clean, tmp_path / "other", 1, Screen())
     again.judge()
     assert again.state["seen"]["inputs"] == 6 and not again.state["warnings"]
 
@@ -248,7 +250,7 @@ def test_inputs_are_the_columns_to_predict_from(tmp_path):
     path = tmp_path / "table.csv"
     pd.DataFrame(columns(6)).to_csv(path, index=False)
     request = candidates.Request(path, "site", "outcome", inputs=("x0", "x1"))
-    found = comparison.Comparison(request, tmp_path / "out", 1, Screen())
+    found = comparison.AutoComparison(request, tmp_path / "out", 1, Screen())
     found.judge()
     assert found.state["seen"]["inputs"] == 2
 

@@ -10,17 +10,17 @@ import pytest
 from scipy import stats
 
 from fedblend.runs.auto.decision import (
-    Clients,
-    Scores,
+    Gainers,
+    MethodScores,
     choose,
     clearly_above,
     decide,
     detectable,
+    find_untrained,
     interval,
-    untrained,
     who_gains,
 )
-from fedblend.runs.auto.verdict import sentences, without_baseline
+from fedblend.runs.auto.verdict import no_verdict, sentences
 
 CLIENTS, SPLITS = 20, 10
 NAMES = [f"site {number}" for number in range(CLIENTS)]
@@ -31,7 +31,7 @@ def scores(mean, seed, spread=0.01, clients=CLIENTS, splits=SPLITS):
     draw = np.random.default_rng(seed)
     own = draw.normal(0, spread, clients)
     each = mean + own + draw.normal(0, spread, (2, splits, clients))
-    return Scores(*each)
+    return MethodScores(*each)
 
 
 CONSTANTS = [scores(0.70, 90), scores(0.68, 91)]
@@ -39,7 +39,7 @@ CONSTANTS = [scores(0.70, 90), scores(0.68, 91)]
 
 def found(**means):
     every = {
-        name: value if isinstance(value, Scores) else scores(value, place)
+        name: value if isinstance(value, MethodScores) else scores(value, place)
         for place, (name, value) in enumerate(means.items())
     }
     return decide(every, CONSTANTS, NAMES, ALL)
@@ -89,7 +89,7 @@ def test_what_is_not_clear_is_not_deployed_and_the_power_is_said():
 
 def test_a_negligible_gain_is_not_deployed_however_sure():
     alone = scores(0.4, 0, 1e-5)
-    of = found(local_only=alone, fedavg=Scores(*(one - 1e-3 for one in alone)))
+    of = found(local_only=alone, fedavg=MethodScores(*(one - 1e-3 for one in alone)))
     assert of.answer == "negligible" and of.choice.method == "local_only"
 
 
@@ -130,8 +130,8 @@ def test_false_alarms_are_as_rare_as_promised():
 @pytest.mark.parametrize("broken", [np.inf, np.nan, 1e9])
 def test_what_is_not_trained_is_named_and_not_compared(broken):
     every = {"local_only": scores(0.5, 0), "fedavg": scores(0.4, 1)}
-    every["flix"] = Scores(*(one + broken for one in scores(0.3, 2)))
-    reasons = untrained(every, CONSTANTS)
+    every["flix"] = MethodScores(*(one + broken for one in scores(0.3, 2)))
+    reasons = find_untrained(every, CONSTANTS)
     assert [*reasons] == ["flix"]
     trained = {name: of for name, of in every.items() if name not in reasons}
     of = decide(trained, CONSTANTS, NAMES, ALL)
@@ -143,11 +143,11 @@ def test_what_is_not_trained_is_named_and_not_compared(broken):
 def test_one_client_that_is_not_finite_is_enough():
     ruined = scores(0.4, 1)
     ruined.test[3, 7] = np.inf
-    assert "fedavg" in untrained({"fedavg": ruined}, CONSTANTS)
+    assert "fedavg" in find_untrained({"fedavg": ruined}, CONSTANTS)
 
 
 def test_without_training_alone_there_is_no_verdict():
-    (what,) = without_baseline({"local_only": "its models are not finite"})
+    (what,) = no_verdict({"local_only": "its models are not finite"})
     assert what.startswith("No verdict: local only is not trained")
 
 
@@ -192,7 +192,7 @@ def test_who_gains_and_who_is_harmed():
     draw = np.random.default_rng(0)
     gaps = np.array([0.1, -0.5, 0.001, 0.3, np.nan]) + draw.normal(0, 0.01, (10, 5))
     judged = np.array([True, True, True, False, True])
-    expected = Clients(["a"], ["b"], undecided=1, small=2, better=3, measured=4)
+    expected = Gainers(["a"], ["b"], undecided=1, small=2, better=3, measured=4)
     assert who_gains(gaps, list("abcde"), judged) == expected
 
 

@@ -18,10 +18,11 @@ import known_tables
 from fedblend.config.build import build
 from fedblend.data.dataset import Task
 from fedblend.data.download import data_home
-from fedblend.runs.auto import comparison, constant, description, tuning
+from fedblend.runs.auto import comparison, description, tuning
 from fedblend.runs.auto.candidates import CANDIDATES, Request, configuration
-from fedblend.runs.auto.comparison import Comparison, Screen
+from fedblend.runs.auto.comparison import AutoComparison, Screen
 from fedblend.runs.auto.linear import Rows, flix_models, hierarchical_models
+from fedblend.stats.constant_baseline import constant_losses
 from fedblend.trees import precision
 
 DRAW = np.random.default_rng(0)
@@ -83,7 +84,7 @@ def test_flix_minimizes_its_objective():
         models = alpha * shared + (1 - alpha) * alone
         scores = CLASSES.scores(models)
         each = tuning.linear.losses("binary", scores, CLASSES.targets)
-        means = tuning.by_client(each, COUNTS) + l2 / 2 * (models**2).sum(axis=1)
+        means = tuning.client_means(each, COUNTS) + l2 / 2 * (models**2).sum(axis=1)
         return means.mean()
 
     least = value(shared[0])
@@ -126,7 +127,7 @@ def test_settings_are_found_wherever_the_search_begins():
     assert done and chosen["slopes"] < 1e-3 and chosen["level"] < 0.1
 
 
-def distance(found: Comparison) -> float:
+def distance(found: AutoComparison) -> float:
     """How far the method to deploy is from the best ridge regression.
 
     In parts of the way from the best constant to it, on the same test rows; its
@@ -140,7 +141,7 @@ def distance(found: Comparison) -> float:
         y, tested = train.targets.astype(float), test.targets.astype(float)
         together = RidgeCV(np.logspace(-3, 3, 13)).fit(train.inputs[:, 1:], y)
         errors = (together.predict(test.inputs[:, 1:]) - tested) ** 2
-        pooled.append(np.nanmean(tuning.by_client(errors, test.counts)))
+        pooled.append(np.nanmean(tuning.client_means(errors, test.counts)))
         own = []
         for at, to in zip(train.clients, test.clients, strict=True):
             if not test.inputs[to].size:
@@ -149,14 +150,14 @@ def distance(found: Comparison) -> float:
             ridge.fit(train.inputs[at, 1:], y[at])
             own.append(np.mean((ridge.predict(test.inputs[to, 1:]) - tested[to]) ** 2))
         alone.append(np.mean(own))
-        each = constant.constant_losses(data, "regression", 1, "test")
+        each = constant_losses(data, "regression", 1, "test")
         constants.append(np.nanmean(each, axis=1))
     best, least = min(np.mean(alone), np.mean(pooled)), np.mean(constants, axis=0).min()
     deploy = found.state["findings"]["choice"]["method"]
     return (found.state["methods"][deploy]["test"] - best) / max(least - best, 1e-300)
 
 
-def check_numbers(found: Comparison) -> None:
+def check_numbers(found: AutoComparison) -> None:
     state = found.state
     assert all(np.isfinite(of["test"]) for of in state["methods"].values())
     assert not any("not_trained" in of for of in state["methods"].values())
@@ -210,7 +211,7 @@ def test_real_tables_of_numbers(name, tmp_path):
     path.write_text(log_crimes(text) if name == "communities" else text)
     client, target, drop = REAL[name]
     request = Request(path, client, target, drop=drop)
-    found = Comparison(request, tmp_path / "out", 5, Screen())
+    found = AutoComparison(request, tmp_path / "out", 5, Screen())
     with precision("float32"):
         found.judge()
     assert found.state["deploy"] is not None
@@ -248,8 +249,8 @@ def test_variance_between_clients_is_that_of_an_anova():
     values = draw.normal(size=(100, 1)) + owner[:, None] * 0.3
     f = stats.f_oneway(*(values[owner == i, 0] for i in range(5))).statistic
     expected = (f - 1) * 4 / (f * 4 + 95)
-    assert description.between(values, owner)[0] == pytest.approx(expected)
-    assert description.between(np.ones((100, 1)), owner)[0] == 0
+    assert description.variance_between(values, owner)[0] == pytest.approx(expected)
+    assert description.variance_between(np.ones((100, 1)), owner)[0] == 0
 
 
 def test_constants_against_closed_form():
@@ -257,7 +258,7 @@ def test_constants_against_closed_form():
     rows = np.zeros((40, 1), np.float32), targets
     parts = [np.arange(20), np.arange(20, 40)]
     data = fb.federate(rows, parts, validation=0.2, test=0.2)
-    found = constant.constant_losses(data, "binary", 1, "test")
+    found = constant_losses(data, "binary", 1, "test")
     train = data.train.rows(0)[1]
     ones = (train.sum() + 1) / (len(train) + 2)
     tested = data.splits["test"].rows(0)[1]

@@ -23,11 +23,12 @@ from fedblend import models
 from fedblend.cli import main
 from fedblend.data.dataset import DataError
 from fedblend.errors import InputError, RunError, UserError
-from fedblend.runs.export.export import FORMATS, export_models, file_words
+from fedblend.runs.export.export import FORMATS, export_models
 from fedblend.runs.export.onnx_graph import ExportError
 from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
 from fedblend.runs.predict import predict_file
+from fedblend.runs.run_folder import file_words
 from fedblend.simulation.io.serialize import pack
 
 
@@ -249,9 +250,9 @@ def test_plain_readers_read_the_files(mixed, exports):
 
 
 def test_names_of_files():
-    assert file_words(["a b", "c"]) == ["client-a-b", "client-c"]
-    assert file_words(["a b", "A-b"]) == ["client-0-a-b", "client-1-A-b"]
-    assert file_words(["../../x", ".."]) == ["client-..-..-x", "client-.."]
+    assert file_words(["a b", "c"]) == ["a-b", "c"]
+    assert file_words(["a b", "A-b"]) == ["0-a-b", "1-A-b"]
+    assert file_words(["../../x", ".."]) == ["..-..-x", ".."]
     long = file_words(["病院" * 300, "病院" * 301])
     assert len(set(long)) == 2 and all(len(one.encode()) < 120 for one in long)
 

@@ -49,7 +49,7 @@ def gain_of(
     """What each client gains by one result over another, over all splits."""
     pairs = zip(rows_of(own), rows_of(other), strict=True)
     seeds = [
-        gains.Sides(
+        gains.PairedValues(
             np.nanmean(mine, axis=1),
             np.nanmean(theirs, axis=1),
             ~np.isfinite(np.nanmean(mine, axis=1)),

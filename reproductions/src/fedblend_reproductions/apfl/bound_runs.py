@@ -16,6 +16,7 @@ import fedblend as fb
 from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl import generalization
 from fedblend_reproductions.apfl.runs import decaying
+from fedblend_reproductions.apfl.tune_alpha import tune
 from fedblend_reproductions.flix.clusters import label_signatures
 
 CONSTANTS = (0.01, 0.1, 1.0)
@@ -98,7 +99,7 @@ def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
     this = Draw(quick, concentration, draw)
     clients, model, federated_data = this.clients, this.model, this.federated_data
     loss, apfl, trained = this.loss, this.apfl, this.trained
-    tuned = fb.tune(
+    tuned = tune(
         apfl,
         model.init,
         federated_data,

@@ -8,13 +8,14 @@ Harmed clients come first, and those that lose most of them.
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedblend.errors import RunError, hint
-from fedblend.report.page.columns import column, numeric, read_table
-from fedblend.runs.run_folder import Folder
+from fedblend.report.page.columns import column, numeric
+from fedblend.runs.run_folder import Folder, read_table
 
 STATUS = ("harmed", "unsure", "gains", "unknown", "not finite")
 """What a client's interval says of its gain; a page holds the place in this list."""
@@ -54,13 +55,19 @@ class Clients(NamedTuple):
 
 def read_clients(folder: Folder) -> Clients | None:
     """The clients of a run; None where the run has no table of them."""
-    table = read_table(folder.clients)
+    table = _columns(folder.clients)
     if not table:
         return None
     try:
-        return _clients(table, read_table(folder.harm))
+        return _clients(table, _columns(folder.harm))
     except (KeyError, ValueError, IndexError):
         raise RunError(f"{folder.clients}: is damaged") from None
+
+
+def _columns(path: Path) -> dict[str, list[str]]:
+    """A CSV file by columns; empty where there is none."""
+    rows = read_table(path) if path.is_file() else []
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
 def _clients(table: dict[str, list[str]], harm: dict[str, list[str]]) -> Clients:

@@ -6,16 +6,11 @@ A column of many values is whole numbers and a number of decimals; the page divi
 whole number is shorter than its fraction, and a page of 10,000 clients stays small.
 """
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from fedblend.errors import RunError
 
 DIGITS = 6
 """Significant digits of a number that stands alone."""
@@ -68,24 +63,6 @@ def column(values: np.ndarray) -> Column:
         for value in values.tolist()
     ]
     return {"d": decimals, "v": whole}
-
-
-def read_table(path: Path) -> dict[str, list[str]]:
-    """A CSV file as columns of text; empty where there is no file.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        lines = list(csv.reader(io.StringIO(path.read_bytes().decode())))
-    except (UnicodeDecodeError, csv.Error):
-        raise RunError(f"{path}: is damaged: it is not a table") from None
-    if not lines or any(len(line) != len(lines[0]) for line in lines):
-        raise RunError(f"{path}: is damaged: its lines differ in length")
-    heading, *rows = lines
-    return {name: [row[place] for row in rows] for place, name in enumerate(heading)}
 
 
 def numeric(cells: Sequence[str]) -> np.ndarray | None:

@@ -30,7 +30,7 @@ from fedblend.report.page.run_results import (
     run_results,
     training_alone,
 )
-from fedblend.runs.paired import ALONE, compared, contenders
+from fedblend.runs.paired import ALONE, contenders, pair_differences
 
 MOST_CELLS = 900_000
 """Cells of all tables of clients on a page; further columns are left out."""
@@ -120,7 +120,7 @@ def _differences(
         if reference is not None:
             # It is the same as the run that is the reference.
             found.pop(ALONE, None)
-        tested = compared(found, metric and [metric], reference=reference)
+        tested = pair_differences(found, metric and [metric], reference=reference)
     except RunError as error:
         return [], str(error)
     return [

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from fedblend.errors import RunError
 from fedblend.report.measures import Row
 from fedblend.report.page.clients import Clients, read_clients
-from fedblend.runs.paired import LEVEL
 from fedblend.runs.run_folder import Folder, read_json, read_rows, read_summary
+from fedblend.stats.significance import LEVEL
 
 DAMAGED = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from fedblend.config.config import Config, check
 
 VALIDATION, TEST = 0.2, 0.2
-"""What every split holds out of each client's rows. Settings are chosen on validation
-rows; the models that are tested are trained on these, too."""
+"""Parts of each client's rows that every split holds out. Settings are chosen on
+validation rows; the models that are tested are trained on these, too."""
 MODEL = "softmax"
 """Linear in its inputs; with one output it is logistic or linear regression."""
 NEWTON = {"rate": 1.0, "batch_size": "all"}

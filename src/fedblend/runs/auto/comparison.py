@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison behind ``fedblend auto``: look, tune, decide, run, write.
+"""The comparison behind ``fedblend auto``: describe, tune, decide, run, write.
 
 The folder is whole after every step: ``auto.json`` has all that is known so far,
 ``runs/METHOD`` are ordinary folders of runs, of training alone, of FedAvg and of what
@@ -8,6 +8,7 @@ is to be deployed. The same request in the same folder continues where it was
 interrupted.
 """
 
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,20 +22,21 @@ from fedblend.config.config import Config, dump
 from fedblend.data.dataset import Task
 from fedblend.errors import RunError
 from fedblend.metrics.registry import STANDARD
+from fedblend.report.page import write_page
 from fedblend.runs import run_folder
-from fedblend.runs.auto import candidates, description, table, verdict
+from fedblend.runs.auto import candidates, description, verdict
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, Request
-from fedblend.runs.auto.constant import constant_losses
 from fedblend.runs.auto.decision import (
     JUDGED,
-    Scores,
+    MethodScores,
     decide,
+    find_untrained,
     interval,
     mean,
-    untrained,
 )
 from fedblend.runs.auto.tuning import Split, measures, tune
 from fedblend.runs.run import run_built
+from fedblend.stats.constant_baseline import constant_losses
 from fedblend.trees import precision
 
 CRITERIA = {
@@ -44,6 +46,10 @@ CRITERIA = {
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
 REPORT = "report.html"
+FORMAT = 2
+"""Of ``auto.json``."""
+GAINS = ("mean_gain", "low", "high", "better", "worse")
+"""What a row has of the gain over training alone."""
 ALWAYS = (ALONE, "fedavg")
 """Methods that are not left out, however short the time; their runs are kept."""
 SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
@@ -51,36 +57,36 @@ SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
 TUNING_SPLITS = 5
 """Splits whose validation rows choose settings."""
 TUNING = 0.5
-"""The part of the time in which settings are chosen."""
+"""Part of the time budget for choosing settings."""
 MADE = " columns make "
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
 
 
 class Screen(NamedTuple):
-    """How a comparison speaks, and how it learns that it is to stop."""
+    """Callbacks of a comparison: for lines of output, and to see an interrupt."""
 
     say: Callable[[str], None] = lambda line: None
     stop: Callable[[], None] = lambda: None
     """Raises if the user asked to stop."""
 
 
-class Comparison:
+class AutoComparison:
     """A comparison in progress; ``state`` is the content of ``auto.json``."""
 
     def __init__(self, request: Request, out: Path, minutes: float, screen: Screen):
         self.request, self.out, self.screen = request, out, screen
         self.seconds, self._begun = 60 * minutes, time.perf_counter()
-        self.state = table.open_state(request, out)
+        self.state = open_state(request, out)
 
     def complete(self) -> dict[str, Any]:
-        """Do what is not done yet; returns the state."""
+        """Complete the comparison; returns its state."""
         state = self.state
         more = state["left_out"] and self.seconds > state.get("seconds", 0.0)
         if "seconds" in state and not more:
             self._say(*description.lines(state["seen"]))
             if state["findings"] and not (self.out / REPORT).exists():
-                table.write_report(self.out, self.out / REPORT)
+                write_page([self.out], self.out / REPORT)
             return state
         with precision("float32"):
             seeds = self.judge()
@@ -106,7 +112,7 @@ class Comparison:
         return self.out / "runs" / method
 
     @property
-    def _elapsed(self) -> float:
+    def _time(self) -> float:
         return time.perf_counter() - self._begun
 
     def _say(self, *lines: str) -> None:
@@ -129,7 +135,7 @@ class Comparison:
         return build(self._config(name, seeds, validation=validation))
 
     def _look(self, built: Built) -> None:
-        """Say what the table is like, and by which criterion methods are compared."""
+        """Describe the table, and choose the criterion of the comparison."""
         data, kind, state = built.federated_data, built.task.kind, self.state
         if kind not in CRITERIA:
             raise RunError(f"{self.request.target}: {kind} targets are not compared")
@@ -151,7 +157,7 @@ class Comparison:
         self._say(*description.lines(state["seen"]))
         self._save()
 
-    def _compare(self, chosen: Built, tested: Built) -> dict[str, Scores]:
+    def _compare(self, chosen: Built, tested: Built) -> dict[str, MethodScores]:
         """Tune every method, and score it; settings that are known stay."""
         state, task = self.state, chosen.task
         to_choose = [Split.of(one, "validation", task) for one in chosen.federations]
@@ -164,7 +170,7 @@ class Comparison:
         )
         share = TUNING * self.seconds / len(candidates.CANDIDATES)
         for place, candidate in enumerate(candidates.CANDIDATES, start=1):
-            name, begun = candidate.name, self._elapsed
+            name, begun = candidate.name, self._time
             if name not in ALWAYS and begun > TUNING * self.seconds:
                 state["left_out"].append(candidate.title)
                 continue
@@ -178,43 +184,45 @@ class Comparison:
             validated = measures(task, name, to_choose, known["setting"])
             measured = measures(task, name, to_test, known["setting"])
             metric = state["metric"]
-            found[name] = Scores(validated[metric], measured[metric])
+            found[name] = MethodScores(validated[metric], measured[metric])
             known["validation"] = mean(found[name].validation)
-            known["metrics"] = {key: _over(of) for key, of in measured.items()}
+            known["metrics"] = {key: _mean_over(of) for key, of in measured.items()}
             known["test"] = mean(found[name].test)
-            known["seconds"] = round(self._elapsed - begun, 2)
+            known["seconds"] = round(self._time - begun, 2)
             self._save()
             score = f"test {state['criterion']} {known['test']:.4g}"
-            self._say(f"{self._elapsed:5.1f} s  {candidate.title}: {score}")
+            self._say(f"{self._time:5.1f} s  {candidate.title}: {score}")
         return found
 
     def _tune(self, task: Task, candidate: Any, splits: list[Split], until: float):
         def going() -> bool:
             self.screen.stop()
-            return self._elapsed < until
+            return self._time < until
 
         methods = self.state["methods"].items()
         known = {name: of["setting"] for name, of in methods if "setting" in of}
         return tune(task, candidate, splits[:TUNING_SPLITS], known, going)
 
-    def _decide(self, scores: dict[str, Scores], chosen: Built, tested: Built) -> None:
+    def _decide(
+        self, scores: dict[str, MethodScores], chosen: Built, tested: Built
+    ) -> None:
         """Decide by the rule of ``decision``, in the words of ``verdict``."""
         state, methods, data = self.state, self.state["methods"], tested.federated_data
         constants = [
-            Scores(validated, measured)
+            MethodScores(validated, measured)
             for validated, measured in zip(
                 _constants(chosen, "validation"),
                 _constants(tested, "test"),
                 strict=True,
             )
         ]
-        failed = untrained(scores, constants)
+        failed = find_untrained(scores, constants)
         for name, why in failed.items():
             methods[name]["not_trained"] = why
         trained = {name: of for name, of in scores.items() if name not in failed}
         state["deploy"] = state["findings"] = None
         if ALONE not in trained or len(trained) < 2:
-            state["verdict"] = verdict.without_baseline(failed)
+            state["verdict"] = verdict.no_verdict(failed)
             return
         counts = np.min(
             [one.splits["test"].counts for one in tested.federations], axis=0
@@ -248,7 +256,7 @@ class Comparison:
             known = self.state["methods"][name]
             if "not_trained" in known:
                 continue
-            begun = self._elapsed
+            begun = self._time
             metric, kind = self.state["metric"], self.state["kind"]
             metrics = list(dict.fromkeys([metric, *STANDARD[kind]]))
             config = self._config(name, seeds, kind=kind, metrics=metrics)
@@ -262,8 +270,10 @@ class Comparison:
                 on_step=lambda step: self.screen.stop(),
             )
             alone = alone or run
-            known["bits_per_client"] = table.bits(summary, built.federated_data.clients)
-            known["seconds"] += round(self._elapsed - begun, 2)
+            known["bits_per_client"] = bits_per_client(
+                summary, built.federated_data.clients
+            )
+            known["seconds"] += round(self._time - begun, 2)
             self._save()
 
     def _write(self) -> None:
@@ -273,14 +283,14 @@ class Comparison:
             folder = run_folder.Folder(self.folder(found["choice"]["method"]))
             config = run_folder.read_config(folder)
             run_folder.write_text(self.out / "config.toml", dump(config))
-        run_folder.write_table(self.out / "results.csv", table.rows(self.state))
+        run_folder.write_table(self.out / "results.csv", method_rows(self.state))
         self.state["seconds"] = self.seconds
         self._save()
         if found is not None:
-            table.write_report(self.out, self.out / REPORT)
+            write_page([self.out], self.out / REPORT)
 
 
-def _over(values: np.ndarray) -> float | None:
+def _mean_over(values: np.ndarray) -> float | None:
     """The mean over splits and clients of a metric; None where no client has one."""
     return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
@@ -293,3 +303,61 @@ def _constants(built: Built, split: str) -> np.ndarray:
         for data in built.federations
     ]
     return np.stack(each, axis=1)
+
+
+def bits_per_client(summary: dict[str, Any], clients: int) -> float:
+    """Bits that a client sends and receives in a finished run, mean over splits."""
+    runs = summary["runs"]
+    total = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs)
+    return total / len(runs) / clients
+
+
+def method_rows(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each method that was compared, as in ``results.csv``."""
+    metric, found = state["metric"], []
+    for name, of in state["methods"].items():
+        if "test" not in of:
+            continue
+        gain = of.get("gain_over_alone", {})
+        setting = ", ".join(f"{key} {value:g}" for key, value in of["setting"].items())
+        row = {
+            "method": name,
+            "setting": setting,
+            f"validation_{metric}": of["validation"],
+            **{f"test_{key}": value for key, value in of["metrics"].items()},
+            **{key: gain.get(key) for key in GAINS},
+            "bits_per_client": of.get("bits_per_client"),
+            "seconds": of["seconds"],
+            "not_trained": of.get("not_trained"),
+        }
+        found.append({key: "" if of is None else of for key, of in row.items()})
+    return found
+
+
+def open_state(request: Request, out: Path) -> dict[str, Any]:
+    """What is known of a comparison: nothing, or what the folder has."""
+    if not request.table.is_file():
+        raise RunError(f"{request.table}: no such file")
+    digest = hashlib.sha256(request.table.read_bytes()).hexdigest()
+    place = str(request.table.absolute())
+    asked = {**request._asdict(), "table": place, "sha256": digest}
+    asked |= {"inputs": list(request.inputs), "drop": list(request.drop)}
+    path = out / "auto.json"
+    if not path.exists():
+        if out.exists() and (not out.is_dir() or (out / "config.toml").exists()):
+            raise RunError(f"{out}: holds something else; --out names another folder")
+        return {"format": FORMAT, "request": asked, "methods": {}, "left_out": []}
+    state = run_folder.read_json(path)
+    if state.get("format") != FORMAT:
+        raise RunError(
+            f"{out}: holds a comparison by another version of fedblend; --out names "
+            "another folder"
+        )
+    for key, value in asked.items():
+        there = (state.get("request") or {}).get(key)
+        if there != value:
+            raise RunError(
+                f"{out}: holds a comparison with another {key}: {there} there, {value} "
+                "here; --out names another folder"
+            )
+    return state

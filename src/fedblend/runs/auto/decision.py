@@ -34,7 +34,7 @@ import numpy as np
 from scipy import stats
 
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, TEST
-from fedblend.runs.paired import LEVEL, holm
+from fedblend.stats.significance import LEVEL, holm
 
 NEGLIGIBLE, SMALL = 0.02, 0.05
 """Parts of what the best method gains over a constant prediction."""
@@ -47,7 +47,7 @@ HELD = TEST / (1 - TEST)
 POWER = 0.8
 
 
-class Scores(NamedTuple):
+class MethodScores(NamedTuple):
     """The criterion of a method, or of a constant, [splits, clients]; less is better.
 
     NaN of a client without rows.
@@ -57,7 +57,7 @@ class Scores(NamedTuple):
     test: np.ndarray
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """What validation rows choose, and what test rows make of it."""
 
     method: str
@@ -70,7 +70,7 @@ class Choice(NamedTuple):
     """Federated methods that are as good as the best, the simplest first."""
 
 
-class Clients(NamedTuple):
+class Gainers(NamedTuple):
     """Who gains by a method over training alone; names of clients."""
 
     gain: list[str]
@@ -88,7 +88,7 @@ class Clients(NamedTuple):
 class Findings(NamedTuple):
     """All that a verdict says."""
 
-    choice: Choice
+    choice: MethodChoice
     informative: bool
     """Whether ``better`` is clearly better than a constant prediction."""
     better: str
@@ -97,7 +97,7 @@ class Findings(NamedTuple):
     """Of the question that decides: "together", "alone", "negligible" or "open"."""
     clients: int
     splits: int
-    who: Clients
+    who: Gainers
     """Who gains by the candidate."""
     shared_harms: list[str]
     """Clients that FedAvg's one model harms."""
@@ -126,8 +126,8 @@ def mean(values: np.ndarray) -> float:
     return found if np.isfinite(found) else np.inf
 
 
-def untrained(
-    scores: Mapping[str, Scores], constants: Sequence[Scores]
+def find_untrained(
+    scores: Mapping[str, MethodScores], constants: Sequence[MethodScores]
 ) -> dict[str, str]:
     """The methods that are not trained, and why."""
     worst = max(mean(one.validation) for one in constants)
@@ -141,8 +141,8 @@ def untrained(
 
 
 def decide(
-    scores: Mapping[str, Scores],
-    constants: Sequence[Scores],
+    scores: Mapping[str, MethodScores],
+    constants: Sequence[MethodScores],
     names: Sequence[str],
     judged: np.ndarray,
 ) -> Findings:
@@ -171,7 +171,7 @@ def decide(
     gained = {name: scores[ALONE].test - of.test for name, of in federated.items()}
     shared = who_gains(gained["fedavg"], names, judged) if "fedavg" in gained else None
     return Findings(
-        choice=Choice(method, candidate, best, alike),
+        choice=MethodChoice(method, candidate, best, alike),
         informative=clearly_above(constant.test - scores[better].test) < LEVEL / 2,
         better=better,
         answer=answer,
@@ -199,17 +199,17 @@ def choose(
     best = min(means, key=lambda name: means[name])
     unit = max(constant - means[best], 0.0)
 
-    def as_good(name: str) -> bool:
+    def is_as_good(name: str) -> bool:
         gap = means[name] - means[best]
         if gap <= NEGLIGIBLE * unit:
             return True
         clear = clearly_above(validated[name] - validated[best]) < LEVEL
         return gap <= SMALL * unit and not clear
 
-    return best, [name for name in BY_NAME if name in means and as_good(name)]
+    return best, [name for name in BY_NAME if name in means and is_as_good(name)]
 
 
-def _known(gaps: np.ndarray) -> np.ndarray:
+def _finite_columns(gaps: np.ndarray) -> np.ndarray:
     return gaps[:, np.isfinite(gaps).all(axis=0)]
 
 
@@ -218,7 +218,7 @@ def clearly_above(gaps: np.ndarray) -> float:
 
     It is 1 where their mean points the other way.
     """
-    gaps = _known(gaps)
+    gaps = _finite_columns(gaps)
     splits, clients = gaps.shape
     if not clients or not gaps.mean() > 0:
         return 1.0
@@ -250,7 +250,7 @@ def _spread(gaps: np.ndarray) -> tuple[float, int]:
 
 def interval(gaps: np.ndarray) -> tuple[float, float, float]:
     """The mean of differences, [splits, clients], and its 95 % interval."""
-    gaps = _known(gaps)
+    gaps = _finite_columns(gaps)
     error, freedom = _spread(gaps)
     middle = float(gaps.mean())
     half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * error
@@ -259,11 +259,11 @@ def interval(gaps: np.ndarray) -> tuple[float, float, float]:
 
 def detectable(gaps: np.ndarray) -> float:
     """The mean difference that would be clear with a probability of ``POWER``."""
-    error, freedom = _spread(_known(gaps))
+    error, freedom = _spread(_finite_columns(gaps))
     return error * float(stats.t.ppf(1 - LEVEL, freedom) + stats.norm.ppf(POWER))
 
 
-def who_gains(gaps: np.ndarray, names: Sequence[str], judged: np.ndarray) -> Clients:
+def who_gains(gaps: np.ndarray, names: Sequence[str], judged: np.ndarray) -> Gainers:
     """Who gains, and who is harmed, at 5 % for all clients together.
 
     Args:
@@ -283,7 +283,7 @@ def who_gains(gaps: np.ndarray, names: Sequence[str], judged: np.ndarray) -> Cli
         for side in (value, -value)
     )
     decided, told = len(gain) + len(harmed), int((known & judged).sum())
-    return Clients(
+    return Gainers(
         gain,
         harmed,
         undecided=told - decided,

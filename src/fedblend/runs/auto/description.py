@@ -1,24 +1,24 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a table looks like: its clients, its target, and how much clients differ.
+"""Description of a table: its clients, its target, and how much clients differ.
 
 *Labels* of a client differ from those of all clients by the total variation distance of
 their frequencies. *Inputs*, and targets that are numbers, differ by the share of their
 variance that lies between the means of clients. Both are above zero by chance alone, so
-what the same rows would give if they were dealt to the clients at random stands beside
-the first, and is subtracted from the second.
+the first is shown next to its value for rows that are dealt to clients at random, and
+that value is subtracted from the second.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedblend.config.build import Built
 from fedblend.data.dataset import DataError, generator
 from fedblend.data.federated import FederatedData
+from fedblend.runs.auto.decision import JUDGED
+from fedblend.runs.auto.linear import Rows
 
-JUDGED = 10
-"""Test rows of a client from which it is judged by itself."""
 SHUFFLES = 10
 NAMED = 3
 """Clients or columns that a line names."""
@@ -26,32 +26,17 @@ LARGE, SMALL = 0.15, 0.03
 """Shares of variance, or distances beyond chance: what is called much, and little."""
 
 
-class Rows(NamedTuple):
-    """All rows of all clients, whatever they are held out for."""
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    owner: np.ndarray
-
-
-def rows_of(data: FederatedData) -> Rows:
-    """The rows of all splits together."""
-    parts = []
-    for split in data.splits.values():
-        order = np.concatenate(
-            [
-                np.arange(start, start + count)
-                for start, count in zip(split.starts, split.counts, strict=True)
-            ]
-        )
-        inputs, targets = (np.asarray(leaf)[order] for leaf in split.examples)
-        owner = np.repeat(np.arange(data.clients), split.counts)
-        parts.append((inputs.reshape(len(inputs), -1), targets, owner))
-    return Rows(*(np.concatenate(of) for of in zip(*parts, strict=True)))
+def all_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets and clients of the rows of all splits together."""
+    parts = [Rows.of(split) for split in data.splits.values()]
+    owners = [np.repeat(np.arange(data.clients), part.counts) for part in parts]
+    inputs = np.concatenate([part.inputs[:, 1:] for part in parts])
+    targets = np.concatenate([part.targets for part in parts])
+    return inputs, targets, np.concatenate(owners)
 
 
 def check(data: FederatedData, kind: str, client: str, target: str) -> None:
-    """Refuse a table that nothing can be compared on."""
+    """Refuse a table on which methods cannot be compared."""
     if data.clients < 2:
         raise DataError(
             f"{client}: all rows belong to one client, {data.name(0)!r}; a comparison "
@@ -63,47 +48,49 @@ def check(data: FederatedData, kind: str, client: str, target: str) -> None:
             f"{client}: none of the {data.clients} clients has 4 rows, which it needs "
             "to train, validate and test"
         )
-    if kind == "regression" and not np.ptp(rows_of(data).targets):
+    if kind == "regression" and not np.ptp(all_rows(data)[1]):
         raise DataError(f"{target}: is the same in all rows; there is nothing to learn")
 
 
 def describe(built: Built) -> dict[str, Any]:
-    """What is seen, as plain values."""
+    """The description as plain values."""
     data, task = built.federated_data, built.task
-    rows = rows_of(data)
-    sizes = np.bincount(rows.owner, minlength=data.clients)
+    inputs, targets, owner = all_rows(data)
+    sizes = np.bincount(owner, minlength=data.clients)
     tested = data.splits["test"].counts
     small = np.flatnonzero(tested < JUDGED)
     seen: dict[str, Any] = {
         "clients": data.clients,
-        "rows": len(rows.owner),
+        "rows": len(owner),
         "rows_of_a_client": [int(f(sizes)) for f in (np.min, np.median, np.max)],
         "too_small_to_judge": [data.name(int(client)) for client in small],
-        "inputs": rows.inputs.shape[1],
+        "inputs": inputs.shape[1],
         "kind": task.kind,
     }
     if task.kind in ("classes", "binary"):
-        seen |= _classes(rows, data.clients, task.labels)
+        seen |= _classes(targets, owner, task.labels)
     else:
-        targets = rows.targets.reshape(len(rows.targets), -1)
-        seen["target_between_clients"] = float(between(targets, rows.owner).mean())
-    shares = between(rows.inputs, rows.owner)
-    names = _features(built, rows.inputs.shape[1])
+        flat = targets.reshape(len(targets), -1)
+        seen["target_between_clients"] = float(variance_between(flat, owner).mean())
+    shares = variance_between(inputs, owner)
+    names = _features(built, inputs.shape[1])
     order = np.argsort(-shares)[:NAMED]
     seen["inputs_between_clients"] = float(shares.mean())
     seen["most_different_inputs"] = {names[i]: float(shares[i]) for i in order}
-    seen["columns"] = _columns(built)
+    seen["columns"] = built.preprocessing[0].describe() if built.preprocessing else []
     return seen
 
 
-def _classes(rows: Rows, clients: int, labels: tuple[str, ...]) -> dict[str, Any]:
-    classes = max(len(labels), int(rows.targets.max()) + 1)
+def _classes(
+    targets: np.ndarray, owner: np.ndarray, labels: tuple[str, ...]
+) -> dict[str, Any]:
+    classes = max(len(labels), int(targets.max()) + 1)
     names = labels or tuple(map(str, range(classes)))
-    counts = _counts(rows.targets, rows.owner, clients, classes)
+    counts = _counts(targets, owner, classes)
     pooled = counts.sum(axis=0) / counts.sum()
     draw = generator(0, "label shift by chance")
     shuffled = [
-        _distance(_counts(rows.targets, draw.permutation(rows.owner), clients, classes))
+        _distance(_counts(targets, draw.permutation(owner), classes))
         for _ in range(SHUFFLES)
     ]
     rarest = int(pooled.argmin())
@@ -119,9 +106,8 @@ def _classes(rows: Rows, clients: int, labels: tuple[str, ...]) -> dict[str, Any
     }
 
 
-def _counts(
-    targets: np.ndarray, owner: np.ndarray, clients: int, classes: int
-) -> np.ndarray:
+def _counts(targets: np.ndarray, owner: np.ndarray, classes: int) -> np.ndarray:
+    clients = int(owner.max()) + 1
     flat = np.bincount(owner * classes + targets, minlength=clients * classes)
     return flat.reshape(clients, classes)
 
@@ -133,11 +119,11 @@ def _distance(counts: np.ndarray) -> float:
     return float((np.abs(own - pooled).sum(axis=1) / 2).mean())
 
 
-def between(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
+def variance_between(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
     """The share of each column's variance that lies between clients, less chance.
 
     >>> values = np.array([[0.0], [0.1], [1.0], [1.1]])
-    >>> between(values, np.array([0, 0, 1, 1])).round(2)
+    >>> variance_between(values, np.array([0, 0, 1, 1])).round(2)
     array([0.99])
     """
     values = np.asarray(values, np.float64)
@@ -155,18 +141,13 @@ def between(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
 
 
 def _features(built: Built, width: int) -> tuple[str, ...]:
-    fitted = getattr(built, "preprocessing", ())
+    fitted = built.preprocessing
     names = fitted[0].features if fitted else built.task.columns
     return names if len(names) == width else tuple(f"input {i}" for i in range(width))
 
 
-def _columns(built: Built) -> list[dict[str, Any]]:
-    fitted = getattr(built, "preprocessing", ())
-    return fitted[0].describe() if fitted else []
-
-
 def lines(seen: dict[str, Any]) -> list[str]:
-    """What is seen, in sentences."""
+    """The description in sentences."""
     few, usual, many = seen["rows_of_a_client"]
     said = [
         f"{seen['rows']} rows of {seen['clients']} clients, {few} to {many} each "

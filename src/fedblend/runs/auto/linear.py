@@ -68,7 +68,7 @@ def losses(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return -log_softmax(scores, axis=1)[np.arange(len(scores)), targets]
 
 
-def _trained(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _objective(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """What is minimized: half the squared error."""
     return losses(kind, scores, targets) / (2 if kind == "regression" else 1)
 
@@ -146,7 +146,7 @@ def one_model(
     weights = np.broadcast_to(weights, len(rows.targets))
 
     def value(model):
-        each = _trained(kind, offset + rows.scores(model[None]), rows.targets)
+        each = _objective(kind, offset + rows.scores(model[None]), rows.targets)
         return weights @ each + 0.5 * penalty @ (model - toward) ** 2
 
     def step(model):
@@ -161,7 +161,7 @@ def one_model(
     return _minimize(value, step, np.zeros(outputs * rows.inputs.shape[1]))
 
 
-def _by_kind(rows: Rows, outputs: int, level: float, slopes: float) -> np.ndarray:
+def _entry_vector(rows: Rows, outputs: int, level: float, slopes: float) -> np.ndarray:
     """A vector over the entries of a model."""
     found = np.full((outputs, rows.inputs.shape[1]), float(slopes))
     found[:, 0] = level
@@ -179,8 +179,8 @@ def hierarchical_models(
     share: bool = True,
 ) -> np.ndarray:
     """Every client's model, [clients, entries]; options of ``fb.hierarchical``."""
-    scale = np.sqrt(_by_kind(rows, outputs, level, slopes))
-    penalty = len(rows.targets) * _by_kind(rows, outputs, 0.0, ridge)
+    scale = np.sqrt(_entry_vector(rows, outputs, level, slopes))
+    penalty = len(rows.targets) * _entry_vector(rows, outputs, 0.0, ridge)
     if not scale.any():
         model = one_model(kind, rows, outputs, penalty)
         return np.repeat(model[None], len(rows.counts), axis=0)
@@ -230,7 +230,7 @@ def _joint(
 
     def value(here):
         shared, u = parts(here)
-        each = _trained(kind, rows.scores(models(here)), rows.targets)
+        each = _objective(kind, rows.scores(models(here)), rows.targets)
         return each.sum() + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
 
     def step(here):

@@ -12,10 +12,10 @@ import numpy as np
 
 from fedblend.data.dataset import DataError
 from fedblend.errors import RunError
+from fedblend.report.page import write_page
 from fedblend.runs import run_folder
-from fedblend.runs.auto import table as methods
 from fedblend.runs.auto.candidates import Request
-from fedblend.runs.auto.comparison import Comparison, Screen
+from fedblend.runs.auto.comparison import AutoComparison, Screen, method_rows
 from fedblend.runs.saved_run import SavedRun, load
 
 
@@ -46,7 +46,7 @@ class AutoResult:
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row for each method: its settings, metrics and gain over training alone."""
-        return methods.rows(self._state)
+        return method_rows(self._state)
 
     def frame(self) -> Any:
         """``table`` as a pandas frame."""
@@ -64,7 +64,7 @@ class AutoResult:
 
     def report(self, path: str | Path) -> Path:
         """Write the page to another place."""
-        return methods.write_report(self.folder, Path(path))
+        return write_page([self.folder], Path(path))
 
     def _folder(self, method: str | None) -> Path:
         found = self._state["findings"]
@@ -96,27 +96,27 @@ def auto(
     Args:
         table: the path of a .csv or .parquet file, a frame of pandas or polars, or a
             mapping from names to columns.
-        client: the column that says whose a row is.
-        target: the column to predict.
-        minutes: the time to fit into.
-        out: the folder of all results; a temporary one if None. A comparison of the
-            same table that was interrupted there goes on.
+        client: column with the client of each row.
+        target: column to predict.
+        minutes: time budget in minutes.
+        out: folder of all results; a temporary one if None. An interrupted comparison
+            of the same table in this folder continues.
         kind: "classes", "binary" or "regression"; by the target's values if None.
-        inputs: the columns to predict from; all others if empty.
+        inputs: columns to predict from; all others if empty.
         drop: columns to leave out, such as an identifier or a second outcome.
-        quiet: print nothing of what is seen and done.
-        screen: where to say it instead, and what may stop it.
+        quiet: print nothing.
+        screen: callbacks instead of printing.
     """
     folder = Path(tempfile.mkdtemp(prefix="fedblend-") if out is None else out)
-    path = Path(table) if isinstance(table, str | Path) else _stored(table, folder)
+    path = Path(table) if isinstance(table, str | Path) else _store(table, folder)
     if screen is None:
         screen = Screen() if quiet else Screen(print)
     request = Request(path, client, target, kind, tuple(inputs), tuple(drop))
-    Comparison(request, folder, minutes, screen).complete()
+    AutoComparison(request, folder, minutes, screen).complete()
     return AutoResult(folder)
 
 
-def _stored(frame: Any, folder: Path) -> Path:
+def _store(frame: Any, folder: Path) -> Path:
     """A frame as a file, which configurations can name."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "table.csv"

@@ -40,10 +40,10 @@ class Split(NamedTuple):
     @classmethod
     def of(cls, data: FederatedData, name: str, task: Task) -> "Split":
         """The split of federated data, with the held-out rows of this name."""
-        return cls(_scaled(data.train, task), _scaled(data.splits[name], task))
+        return cls(_scale_rows(data.train, task), _scale_rows(data.splits[name], task))
 
 
-def _scaled(shards: Any, task: Task) -> Rows:
+def _scale_rows(shards: Any, task: Task) -> Rows:
     """Rows with targets in the unit that models are trained in."""
     rows = Rows.of(shards)
     if task.kind == "regression":
@@ -63,10 +63,10 @@ def models(
     )
 
 
-def by_client(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def client_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The mean of a client's rows, NaN without any.
 
-    >>> by_client(np.array([1.0, 3.0, 5.0]), np.array([2, 0, 1]))
+    >>> client_means(np.array([1.0, 3.0, 5.0]), np.array([2, 0, 1]))
     array([ 2., nan,  5.])
     """
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -92,7 +92,7 @@ def measures(
 
 def _metrics(task: Task, scores: np.ndarray, held: Rows) -> dict[str, np.ndarray]:
     def mean(values: np.ndarray) -> np.ndarray:
-        return by_client(values, held.counts)
+        return client_means(values, held.counts)
 
     loss = mean(linear.losses(task.kind, scores, held.targets))
     if task.kind == "regression":
@@ -167,7 +167,7 @@ def _descend(
     for factor in FACTORS:
         for key in [*moving] * TURNS:
             for change in (factor, 1 / factor):
-                while (there := {**here, key: _moved(key, here[key], change)}) != here:
+                while (there := {**here, key: _move(key, here[key], change)}) != here:
                     if not going():
                         return here, False
                     if score(there) >= best - LITTLE * abs(best):
@@ -176,10 +176,10 @@ def _descend(
     return here, True
 
 
-def _moved(key: str, value: float, factor: float) -> float:
+def _move(key: str, value: float, factor: float) -> float:
     """A setting times a factor; of alpha, the odds move by its root.
 
-    >>> _moved("ridge", 0.01, 10.0), _moved("alpha", 0.5, 9.0)
+    >>> _move("ridge", 0.01, 10.0), _move("alpha", 0.5, 9.0)
     (0.1, 0.75)
     """
     if key == "alpha":

@@ -9,7 +9,7 @@ splits.
 from collections.abc import Mapping, Sequence
 
 from fedblend.runs.auto.candidates import ALONE, BY_NAME
-from fedblend.runs.auto.decision import FEW_CLIENTS, Clients, Findings
+from fedblend.runs.auto.decision import FEW_CLIENTS, Findings, Gainers
 
 NAMED = 5
 """Names that a list shows."""
@@ -23,7 +23,7 @@ TINY = 0.0001
 """Below it a p-value has no meaning of its own."""
 
 
-def without_baseline(reasons: Mapping[str, str]) -> list[str]:
+def no_verdict(reasons: Mapping[str, str]) -> list[str]:
     """What is said where training alone, or every other method, is not trained."""
     return [
         f"No verdict: {_failures(reasons)}, so there is nothing to compare. No run, "
@@ -32,7 +32,7 @@ def without_baseline(reasons: Mapping[str, str]) -> list[str]:
 
 
 def _failures(reasons: Mapping[str, str]) -> str:
-    return listed(
+    return join_names(
         [f"{_title(name)} is not trained ({why})" for name, why in reasons.items()]
     )
 
@@ -79,7 +79,7 @@ def sentences(
     if failed:
         what += f". {_failures(failed)}"
     if left_out:
-        what += f". There was no time for {listed(left_out)}, which may be better"
+        what += f". There was no time for {join_names(left_out)}, which may be better"
     return [f"{what}.", _who(of), _how_sure(of, criterion)]
 
 
@@ -87,20 +87,20 @@ def _others(of: Findings, shown: Mapping[str, str]) -> str:
     alike = [f"{_title(name)} {shown[name]}" for name in of.choice.alike[1:]]
     if not alike:
         return ""
-    return f", and the simplest of the methods that are as good ({listed(alike)})"
+    return f", and the simplest of the methods that are as good ({join_names(alike)})"
 
 
 def _who(of: Findings) -> str:
     who, title = of.who, _title(of.choice.candidate)
     text = f"{title} scores better than training alone for {who.better} of "
-    text += f"{who.measured} clients; {_judged(who)}"
+    text += f"{who.measured} clients; {_judgement(who)}"
     others = [name for name in of.shared_harms if name not in who.harmed]
     if others and of.choice.candidate != "fedavg":
-        text += f"; FedAvg's one model for all would harm {listed(others)}"
+        text += f"; FedAvg's one model for all would harm {join_names(others)}"
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _judged(who: Clients) -> str:
+def _judgement(who: Gainers) -> str:
     """Who clearly gains, and who is better off alone."""
     told = len(who.gain) + len(who.harmed) + who.undecided
     if not told:
@@ -109,10 +109,10 @@ def _judged(who: Clients) -> str:
     text += f"{len(who.gain)} clearly "
     text += "gains" if len(who.gain) == 1 else "gain"
     if 0 < len(who.gain) <= NAMED:
-        text += f" ({listed(who.gain)})"
+        text += f" ({join_names(who.gain)})"
     if who.harmed:
         verb = "is" if len(who.harmed) == 1 else "are"
-        text += f", {listed(who.harmed)} {verb} better off alone"
+        text += f", {join_names(who.harmed)} {verb} better off alone"
     else:
         text += ", none is clearly better off alone"
     if who.undecided:
@@ -160,10 +160,10 @@ def _title(name: str) -> str:
     return BY_NAME[name].title
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names in a sentence, no more than a few.
 
-    >>> listed(["Meadow", "Priory", "Harbour"])
+    >>> join_names(["Meadow", "Priory", "Harbour"])
     'Meadow, Priory and Harbour'
     """
     if len(names) > NAMED:

@@ -3,7 +3,6 @@
 """Writing the models of a run as files, each with a model card beside it."""
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from fedblend.runs.export.onnx_file import onnx_file
 from fedblend.runs.export.portable import Portable, as_npz, as_safetensors
 from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
-from fedblend.runs.run_folder import write_text
+from fedblend.runs.run_folder import file_words, write_text
 from fedblend.runs.saved_run import SavedRun
 from fedblend.simulation.io.serialize import pack_named, write_atomically
 from fedblend.trees import precision
@@ -124,7 +123,7 @@ def export_models(
         raise UserError("to", to, f"one of {', '.join(FORMATS)}")
     chosen: list[int | None] = [None] if shared else []
     chosen += dict.fromkeys(run.client_id(client) for client in clients)
-    words = file_words(run.names)
+    words = [f"client-{word}" for word in file_words(run.names)]
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for client in chosen:
@@ -146,20 +145,3 @@ def export_models(
         write_text(path.with_name(f"{path.name}.md"), card)
         paths.append(path)
     return paths
-
-
-def file_words(names: Sequence[str]) -> list[str]:
-    """A name of a file for each client; with its id where names would be the same.
-
-    >>> file_words(["a b", "c"]), file_words(["a b", "a-b"])
-    (['client-a-b', 'client-c'], ['client-0-a-b', 'client-1-a-b'])
-    """
-    words = [_short(re.sub(r"[^\w.-]+", "-", name)) for name in names]
-    if len({word.lower() for word in words}) < len(words):
-        words = [f"{client}-{word}" for client, word in enumerate(words)]
-    return [f"client-{word}" for word in words]
-
-
-def _short(word: str) -> str:
-    """A part of a file's name: file systems count bytes, up to 255 of them."""
-    return word.encode()[:80].decode(errors="ignore")

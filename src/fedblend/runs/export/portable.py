@@ -31,7 +31,6 @@ from fedblend.errors import InputError, RunError
 from fedblend.mixing import Apply, predict
 from fedblend.models import Model
 from fedblend.runs import run_folder
-from fedblend.runs.personal_models import as_model
 from fedblend.simulation.io.serialize import WireError, named_leaves, pack, unpack
 from fedblend.trees import precision
 
@@ -161,7 +160,7 @@ def read_portable(path: Path, *, imports: bool = False) -> Portable:
             "--to safetensors, npz and onnx write such files"
         )
     portable = described(metadata, path, imports=imports)
-    portable.params = as_model(arrays, portable.shapes, path)
+    portable.params = run_folder.as_model(arrays, portable.shapes, path)
     return portable
 
 

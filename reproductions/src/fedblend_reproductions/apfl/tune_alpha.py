@@ -23,14 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.checks import Number
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.selection.arms import ALPHAS
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
 
-ALPHAS = Number(least=0, most=1, clients=True, each="several of them")
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The alphas that are tried by default."""
 MOST_NAMED = 5
@@ -120,11 +119,12 @@ def tune(
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, fedblend as fb
+        >>> from fedblend_reproductions.apfl.tune_alpha import tune
         >>> rng = np.random.default_rng(0)
         >>> rows = rng.normal(size=(60, 2)), rng.normal(size=60)
         >>> federation = fb.federate(rows, np.split(np.arange(60), 3), validation=0.3)
         >>> loss = fb.losses.squared_error(lambda params, inputs: inputs @ params)
-        >>> tuned = fb.tune(
+        >>> tuned = tune(
         ...     lambda alpha: fb.apfl(
         ...         loss,
         ...         fb.Work(0.1, steps=5, batch_size=None),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.selection.tune_alpha import choose
+from fedblend_reproductions.apfl.tune_alpha import choose, tune
 
 DIM, ALIKE, ROUNDS, KEY = 4, 6, 30, jax.random.key(3)
 GRID = (1.0, 0.0, 0.5)
@@ -59,7 +59,7 @@ def apfl(alpha):
 
 def tuned_on(federated_data, build=flix):
     with pytest.warns(UserWarning, match=r"tune: 1 of 8 clients \(6\) have no finite"):
-        return fb.tune(
+        return tune(
             build,
             start,
             federated_data,
@@ -154,7 +154,7 @@ def test_apfl_trained_again_with_the_choice_has_the_same_models():
 def test_without_test_rows_there_is_a_choice_all_the_same():
     bare = dataclasses.replace(federated_data(), test=None)
     with pytest.warns(UserWarning, match="they take alpha = 0"):
-        found = fb.tune(flix, start, bare, KEY, rounds=0, measure=MEASURE, alphas=[0.0])
+        found = tune(flix, start, bare, KEY, rounds=0, measure=MEASURE, alphas=[0.0])
     assert found.test is None
     np.testing.assert_array_equal(found.chosen, 0)
     np.testing.assert_allclose(found.personal(3), own_models()[3], rtol=1e-6)
@@ -195,7 +195,7 @@ def test_clients_whose_validation_rows_are_not_finite_are_named():
     on = dataclasses.replace(federated_data(), validation=spoiled, test=None)
     right = fb.metrics.accuracy(lambda p, x: x @ p)
     with pytest.warns(UserWarning, match=r"tune: 3 of 8 clients \(0, 2, 6\) have no"):
-        found = fb.tune(
+        found = tune(
             flix, start, on, KEY, rounds=0, measure={"accuracy": right}, alphas=GRID
         )
     np.testing.assert_array_equal(np.flatnonzero(found.unsure), [0, 2, ALIKE])
@@ -247,4 +247,4 @@ def test_what_cannot_be_chosen_is_refused(changed, word):
     on = usual.pop("federation")(federated_data())
     key = usual.pop("key")
     with pytest.raises(ValueError, match=word):
-        fb.tune(flix, start, on, key, rounds=0, **usual)
+        tune(flix, start, on, key, rounds=0, **usual)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What ``tune --guard`` delivers: the models that it measured, in a run folder."""
+"""What ``fedblend tune`` delivers: the models that it measured, in a run folder."""
 
 import csv
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from fedblend.cli import main, screen
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, load
-from fedblend.runs.guard import alphas_of, guard_config, write
+from fedblend.runs.tune import mean_alphas, tune_config, write
 
 CONFIG: dict[str, Any] = {
     "name": "guarded",
@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "run": {"rounds": 3, "seed": 1},
     "measure": {"splits": ["test"]},
 }  # fmt: skip
-TUNE = ["tune", "apfl.toml", "--guard", "--folds", "2", "--alphas", "0,0.5"]
+TUNE = ["tune", "apfl.toml", "--folds", "2", "--alphas", "0,0.5"]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_models_that_mix_outputs_without_test_rows(place):
     mixing = {"name": "flix_local_steps", "alpha": 0.5, "mix": "outputs"}
     tables["algorithm"] = mixing | work
     config = check(tables, "here")
-    found, built, _ = guard_config(config, [0.5], folds=2)
+    found, built, _ = tune_config(config, [0.5], folds=2)
     write(config, built, found, place / "flix.csv")
     run = fb.load(place / "flix")
     inputs = built.federated_data.train.rows(4)[0]
@@ -152,4 +152,4 @@ def test_an_alpha_is_the_mean_by_weights_without_training_alone():
         weights=np.array([[0.2, 0, 0.4, 0.4], [0.5, 0, 0, 0.5], [0, 0, 1, 0]]),
         chosen=np.array([2, 0, 2]),
     )
-    np.testing.assert_allclose(alphas_of(found), [0.75, 0, 0.5])
+    np.testing.assert_allclose(mean_alphas(found), [0.75, 0, 0.5])
