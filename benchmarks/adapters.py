@@ -72,7 +72,9 @@ def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
     inputs, targets = work.rows(size)
     rows = jnp.asarray(inputs[:1])
     where = [f"layers/{name}/weight" for name in work.ADAPTED]
-    adapted = fb.adapt(model, base, how=fb.lora(size.rank), inputs=rows, where=where)
+    adapted = fb.adapt.adapt(
+        model, base, how=fb.adapt.lora(size.rank), inputs=rows, where=where
+    )
     parts = np.arange(size.clients * size.rows).reshape(size.clients, size.rows)
     data = fb.federate((inputs, targets), list(parts))
     loss = fb.losses.sequence_cross_entropy(adapted.apply)

@@ -37,10 +37,10 @@ def algorithms(loss):
         "apfl, learned alpha": apfl(),
         "apfl, held-out alpha": apfl(held_out=0.1, alpha_rate=0.001),
         "ditto": fb.ditto(fedavg, loss, fb.Work(0.1, **WORK), lam=0.1),
-        "pfedme, 5 inner steps": fb.pfedme(
+        "pfedme, 5 inner steps": fb.algorithms.pfedme(
             loss, fb.Work(0.01, **WORK), lam=15.0, inner_rate=0.03, inner_steps=5
         ),
-        "perfedavg, no Hessian": fb.perfedavg(
+        "perfedavg, no Hessian": fb.algorithms.perfedavg(
             loss, fb.Work(0.1, **WORK), inner_rate=0.1, hessian="none"
         ),
     }

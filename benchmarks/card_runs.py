@@ -124,10 +124,10 @@ def algorithm_of(card: Card, loss: Loss) -> fb.Algorithm:
         "flix": lambda: fb.flix(
             loss, lambda own: fb.fedavg(own, work), alpha=0.5, local=solver
         ),
-        "dp_fedavg": lambda: fb.dp_fedavg(
+        "dp_fedavg": lambda: fb.transforms.dp_fedavg(
             fedavg, clip=0.4, noise=0.02, cohort=card.cohort, noise_from="seed"
         ),
-        "mixed_fl": lambda: fb.mixed_fl(
+        "mixed_fl": lambda: fb.transforms.mixed_fl(
             fedavg,
             central_loss.on_rows(loss, CENTRAL_BATCH),
             how="parallel",

@@ -60,7 +60,7 @@ def main():
     mean_gradient = central_loss.on_rows(loss, CENTRAL_BATCH)
     fedavg = fb.fedavg(loss, fb.Work(RATE, steps=STEPS, batch_size=BATCH))
     algorithms = {"fedavg": fedavg} | {
-        how: fb.mixed_fl(fedavg, mean_gradient, how=how, steps=STEPS)
+        how: fb.transforms.mixed_fl(fedavg, mean_gradient, how=how, steps=STEPS)
         for how in ("parallel", "one_way", "two_way")
     }
     runs = {

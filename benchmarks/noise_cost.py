@@ -21,7 +21,7 @@ def runs(model, federated_data):
     loss = fb.losses.cross_entropy(model.apply)
     plain = fb.fedavg(loss, fb.Work(0.1, steps=1, batch_size=32))
     for source in ("seed", "system"):
-        private = fb.dp_fedavg(
+        private = fb.transforms.dp_fedavg(
             plain, clip=0.5, noise=1.0, cohort=CLIENTS, noise_from=source
         )
         run = fb.simulate(

@@ -116,9 +116,9 @@ def merged(adapter: Any) -> Linear:
 def adapted() -> Problem:
     """``classes`` with adapters of rank 2 on both weights of a small network."""
     data = classes().federated_data
-    model = fb.adapt(
+    model = fb.adapt.adapt(
         fb.Model(lambda key: network_base(), network),
-        how=fb.lora(2),
+        how=fb.adapt.lora(2),
         inputs=data.train.examples[0][:2],
         where="*",
     )

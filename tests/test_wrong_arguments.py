@@ -16,6 +16,8 @@ import optax
 import pytest
 
 import fedblend as fb
+from fedblend import algorithms, transforms
+from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.checks import fits
 from fedblend.errors import UserError
 from fedblend.transforms import central_loss
@@ -109,86 +111,95 @@ STOPPED = {"loss": "function", "tolerance": "not negative", "most": "count"}
 OF_MIXTURES = {"alpha": "alpha", "omega": "by client"}
 CASES = {
     "fedavg": _local(fb.fedavg),
-    "fedopt": _local(fb.fedopt, {"server_optimizer": 1.0}, server_optimizer="rate"),
-    "fedprox": _local(fb.fedprox, {"mu": 0.1}, mu="not negative"),
+    "fedopt": _local(algorithms.fedopt, {"server_optimizer": 1.0},
+                     server_optimizer="rate"),
+    "fedprox": _local(algorithms.fedprox, {"mu": 0.1}, mu="not negative"),
     "scaffold": _local(fb.scaffold, {"server_rate": 1.0}, server_rate="positive"),
-    "svrg": _local(fb.svrg, {"refresh": 0.5}, refresh="fraction"),
+    "svrg": _local(algorithms.svrg, {"refresh": 0.5}, refresh="fraction"),
     "local_only": _local(fb.local_only),
     "finetune": _local(fb.finetune, {"algorithm": PLAIN}, algorithm="algorithm"),
-    "reptile": _local(fb.reptile, {"server_optimizer": 1.0}, server_optimizer="rate"),
-    "fomaml": _local(fb.fomaml, {"server_optimizer": 1.0}, server_optimizer="rate"),
+    "reptile": _local(algorithms.reptile, {"server_optimizer": 1.0},
+                      server_optimizer="rate"),
+    "fomaml": _local(algorithms.fomaml, {"server_optimizer": 1.0},
+                     server_optimizer="rate"),
     "ditto": _local(fb.ditto, {"algorithm": PLAIN, "lam": 1.0},
                     algorithm="algorithm", lam="by client"),
-    "mapper": _local(fb.mapper, {"alpha": 0.5}, alpha="alpha", grid="whole",
+    "mapper": _local(algorithms.mapper, {"alpha": 0.5}, alpha="alpha", grid="whole",
                      held_out="part"),
-    "perfedavg": _local(fb.perfedavg, {"inner_rate": 0.1}, inner_rate="not negative",
+    "perfedavg": _local(algorithms.perfedavg, {"inner_rate": 0.1},
+                        inner_rate="not negative",
                         delta="positive", adapt_steps="whole", hessian="word"),
-    "pfedme": _local(fb.pfedme, {"lam": 1.0, "inner_rate": 0.1, "inner_steps": 2},
+    "pfedme": _local(algorithms.pfedme, {"lam": 1.0, "inner_rate": 0.1,
+                     "inner_steps": 2},
                      lam="positive", inner_rate="positive", inner_steps="count",
                      server_rate="positive"),
-    "fedrep": _local(fb.fedrep, {"head": bool, "head_steps": 1}, head="function",
+    "fedrep": _local(algorithms.fedrep, {"head": bool, "head_steps": 1},
+                     head="function",
                      head_steps="steps"),
-    "fedala": _local(fb.fedala, {"head": bool}, head="function", most="count",
+    "fedala": _local(algorithms.fedala, {"head": bool}, head="function", most="count",
                      weight_rate="not negative", learn_on="fraction"),
-    "feddbe": _local(fb.feddbe, {"features": bool}, features="function",
+    "feddbe": _local(algorithms.feddbe, {"features": bool}, features="function",
                      kappa="not negative"),
-    "knn_per": _case(fb.knn_per, {"algorithm": PLAIN, "loss": LOSS, "features": bool},
+    "knn_per": _case(algorithms.knn_per, {"algorithm": PLAIN, "loss": LOSS,
+                     "features": bool},
                      algorithm="algorithm", loss="function", features="function",
                      k="count", held_out="part", grid="count", scale="positive"),
-    "fedem": _local(fb.fedem),
-    "hypcluster": _local(fb.hypcluster),
-    "l2gd": _case(fb.l2gd, {"loss": LOSS, "rate": 0.1, "lam": 1.0, "p": 0.5,
+    "fedem": _local(algorithms.fedem),
+    "hypcluster": _local(algorithms.hypcluster),
+    "l2gd": _case(algorithms.l2gd, {"loss": LOSS, "rate": 0.1, "lam": 1.0, "p": 0.5,
                             "batch_size": None},
                   loss="function", lam="not negative", p="part",
                   batch_size="count or None"),
-    "agnostic": _local(fb.agnostic, {"clients": 4, "q_rate": 0.1}, **CLIMBED),
+    "agnostic": _local(algorithms.agnostic, {"clients": 4, "q_rate": 0.1}, **CLIMBED),
     "apfl": _local(fb.apfl, {"alpha": 0.5}, **LEARNED, held_out="part",
                    fresh="flag", aggregated="flag", mix="function"),
-    "apfl_agnostic": _local(fb.apfl_agnostic,
+    "apfl_agnostic": _local(algorithms.apfl_agnostic,
                             {"alpha": 0.5, "clients": 4, "q_rate": 0.1},
                             **LEARNED, **CLIMBED),
-    "apfl_averaged": _local(fb.apfl_averaged, {"alpha": 0.5, "shift": 1.0},
+    "apfl_averaged": _local(apfl_averaged, {"alpha": 0.5, "shift": 1.0},
                             alpha="alpha", shift="positive"),
     "flix": _case(fb.flix, {"loss": LOSS, "method": lambda loss: PLAIN, "alpha": 0.5,
                             "local": fb.solvers.newton(LOSS)},
                   loss="function", method="function", alpha="alpha", local="function",
                   smooth="by client", average="word", mix="function"),
-    "byzantine": _case(fb.byzantine, {"algorithm": PLAIN, "attack": "negate",
+    "byzantine": _case(transforms.byzantine, {"algorithm": PLAIN, "attack": "negate",
                                       "attackers": [True, False, False, False]},
                        algorithm="algorithm", attack="word", attackers="mask",
                        factor="finite or None"),
-    "clip": _case(fb.clip, {"algorithm": PLAIN, "norm": 1.0},
+    "clip": _case(transforms.clip, {"algorithm": PLAIN, "norm": 1.0},
                      algorithm="algorithm", norm="positive"),
-    "adaptive_clip": _case(fb.adaptive_clip,
+    "adaptive_clip": _case(transforms.adaptive_clip,
                                  {"algorithm": PLAIN, "norm": 1.0},
                                  norm="positive", quantile="fraction", rate="positive"),
-    "compressed": _case(fb.compressed, {"algorithm": PLAIN, "compressor": TOP},
+    "compressed": _case(transforms.compressed, {"algorithm": PLAIN, "compressor": TOP},
                         algorithm="algorithm", compressor="compressor"),
-    "ef21": _case(fb.ef21, {"algorithm": PLAIN, "compressor": fb.compress.top_k(1)},
+    "ef21": _case(transforms.ef21, {"algorithm": PLAIN,
+                  "compressor": fb.compress.top_k(1)},
                   algorithm="algorithm", compressor="compressor"),
-    "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
+    "diana": _case(transforms.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
     "transforms.common_mask": _case(
-        fb.transforms.common_mask,
+        transforms.common_mask,
         {"algorithm": PLAIN, "compressor": fb.compress.rand_k(1)},
                       algorithm="algorithm", compressor="compressor", how="function"),
     "transforms.perm_k": _case(
-        fb.transforms.perm_k,
+        transforms.perm_k,
         {"algorithm": PLAIN, "clients": 4},
                       algorithm="algorithm", clients="count"),
-    "dp_fedavg": _case(fb.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
+    "dp_fedavg": _case(transforms.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0,
+                       "noise": 1.0,
                                   "cohort": 2},
                      algorithm="algorithm", clip="positive", noise="not negative",
                      cohort="count", quantile="fraction or None"),
-    "dp_blt": _case(fb.dp_blt, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
+    "dp_blt": _case(transforms.dp_blt, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
                                 "cohort": 2, "strategy": fb.theory.blt.Blt()},
                     clip="positive", noise="not negative", cohort="count"),
-    "dp_ftrl": _case(fb.dp_ftrl, {"algorithm": PLAIN, "clip": 1.0,
+    "dp_ftrl": _case(transforms.dp_ftrl, {"algorithm": PLAIN, "clip": 1.0,
                                                   "noise": 1.0, "cohort": 2, "tree": 2},
                              clip="positive", noise="not negative", cohort="count",
                              tree="count"),
-    "mixed": _case(fb.mixed_fl, {"algorithm": PLAIN, "central": lambda *all: 0,
+    "mixed": _case(transforms.mixed_fl, {"algorithm": PLAIN, "central": lambda *all: 0,
                               "how": "parallel"},
                    algorithm="algorithm", central="function", steps="count",
                    merge_optimizer="rate", upload="flag", how="word"),
@@ -344,7 +355,7 @@ def _arrays(values: Any) -> dict[str, fb.Algorithm]:
         "fedavg: work: steps": fb.fedavg(
             LOSS, fb.Work(0.1, steps=whole, batch_size=None)
         ),
-        "fedprox: work: steps": fb.fedprox(
+        "fedprox: work: steps": algorithms.fedprox(
             LOSS, fb.Work(0.1, steps=whole, batch_size=None), mu=1.0
         ),
         "scaffold: work: steps": fb.scaffold(
@@ -355,18 +366,18 @@ def _arrays(values: Any) -> dict[str, fb.Algorithm]:
         ),
         "ditto: lam": fb.ditto(PLAIN, LOSS, fb.Work(0.1, **quick), lam=values),
         "apfl: alpha": fb.apfl(LOSS, fb.Work(0.1, **quick), alpha=values),
-        "apfl_agnostic: alpha": fb.apfl_agnostic(
+        "apfl_agnostic: alpha": algorithms.apfl_agnostic(
             LOSS, fb.Work(0.1, **quick), alpha=values, clients=CLIENTS, q_rate=0.1
         ),
-        "mapper: alpha": fb.mapper(LOSS, fb.Work(0.1, **quick), alpha=values),
+        "mapper: alpha": algorithms.mapper(LOSS, fb.Work(0.1, **quick), alpha=values),
         "flix: alpha": _flix(alpha=values),
         "flix: smooth": _flix(smooth=values),
         "gradient_descent: smooth": _flix(
             local=fb.solvers.gradient_descent(LOSS, values)
         ),
         "given: models": _flix(local=fb.solvers.given(jnp.zeros((len(values), 2)))),
-        "rand_k: k": fb.compressed(PLAIN, fb.compress.rand_k(whole)),
-        "diana: rate": fb.clip(fb.diana(PLAIN, TOP, rate=values), 1.0),
+        "rand_k: k": transforms.compressed(PLAIN, fb.compress.rand_k(whole)),
+        "diana: rate": transforms.clip(transforms.diana(PLAIN, TOP, rate=values), 1.0),
     }
 
 
@@ -408,7 +419,7 @@ def test_arrays_over_the_clients_pass_as_lists_too():
 @pytest.mark.parametrize("name", ["agnostic", "apfl_agnostic"])
 def test_agnostic_fl_for_another_number_of_clients_is_refused(name, clients):
     more = {"alpha": 0.5} if name == "apfl_agnostic" else {}
-    build = getattr(fb, name)
+    build = getattr(algorithms, name)
     work = fb.Work(0.1, steps=2, batch_size=None)
     algorithm = build(LOSS, work, **more, clients=clients, q_rate=0.1)
     line = f"^clients: {clients} is not 4, the number of clients there are$"

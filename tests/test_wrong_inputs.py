@@ -125,7 +125,7 @@ def test_what_is_near_passes():
     """Shared test rows, rows that no client has, and central rows that are read."""
     found = federated(test_rows=ROWS, test_partition=[[0, 1], [0, 1]])
     assert found.test is not None and found.test.total == 4
-    mixed = fb.mixed_fl(PLAIN, CENTRAL, how="parallel")
+    mixed = fb.transforms.mixed_fl(PLAIN, CENTRAL, how="parallel")
     assert simulated(mixed, central=OWN).rounds == 1
     locodl(central=CENTRAL, weights=(0.3, 0.7))
     scafflix("theory")

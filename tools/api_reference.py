@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import fedblend as fb
+from fedblend.registry import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -56,7 +57,8 @@ def members(name: str, module: ModuleType) -> list[Entry]:
     """The names that a public module exports, and those that it defines."""
     page = name.split(".")[1]
     entries = [Entry(name, module, page)]
-    for own in sorted({*exported(module), *defined(module)}):
+    listed = ALGORITHMS if module is fb.algorithms else ()
+    for own in sorted({*exported(module), *defined(module), *listed}):
         value = getattr(module, own)
         if inspect.ismodule(value):
             entries += members(f"{name}.{own}", value)

@@ -293,13 +293,13 @@ def transformed(transform: str, base: str) -> fb.Algorithm:
     noisy = {"clip": 0.1, "noise": 1.0, "cohort": 3, "noise_from": "seed"}
     strategy = fb.theory.blt.Blt((0.75,), (0.6,))
     acting: dict[str, Callable[[fb.Algorithm], fb.Algorithm]] = {
-        "byzantine": lambda made: fb.byzantine(
+        "byzantine": lambda made: fb.transforms.byzantine(
             made, "negate", attackers=np.arange(pairs.CLIENTS) < 1
         ),
-        "clip": lambda made: fb.clip(made, 0.1),
-        "dp_blt": lambda made: fb.dp_blt(made, **noisy, strategy=strategy),
-        "dp_fedavg": lambda made: fb.dp_fedavg(made, **noisy),
-        "dp_ftrl": lambda made: fb.dp_ftrl(made, **noisy, tree=2),
+        "clip": lambda made: fb.transforms.clip(made, 0.1),
+        "dp_blt": lambda made: fb.transforms.dp_blt(made, **noisy, strategy=strategy),
+        "dp_fedavg": lambda made: fb.transforms.dp_fedavg(made, **noisy),
+        "dp_ftrl": lambda made: fb.transforms.dp_ftrl(made, **noisy, tree=2),
         "local_dp": lambda made: fb.transforms.local_dp(made, 0.1),
     }
     if transform in acting:

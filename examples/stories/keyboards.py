@@ -59,7 +59,9 @@ central = central_loss.on_rows(loss, batch_size=40)
 
 def mixed(how):
     """Both losses count by half."""
-    return fb.mixed_fl(clients, central, how=how, weights=(0.5, 0.5), steps=5)
+    return fb.transforms.mixed_fl(
+        clients, central, how=how, weights=(0.5, 0.5), steps=5
+    )
 
 
 METHODS = {

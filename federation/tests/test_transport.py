@@ -225,8 +225,8 @@ def _wide():
     "wrap",
     [
         lambda fedavg: fedavg,
-        lambda fedavg: fb.compressed(fedavg, compress.rand_k(5000)),
-        lambda fedavg: fb.diana(fedavg, compress.rand_k(5000)),
+        lambda fedavg: fb.transforms.compressed(fedavg, compress.rand_k(5000)),
+        lambda fedavg: fb.transforms.diana(fedavg, compress.rand_k(5000)),
     ],
     ids=["fedavg", "rand_k", "diana"],
 )

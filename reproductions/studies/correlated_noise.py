@@ -97,8 +97,8 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
     assert spent.epsilon is not None
     np.testing.assert_allclose(spent.epsilon, alone.epsilon, rtol=1e-6)
     found: dict[str, Any] = {
-        "independent": (fb.dp_fedavg, of.noise, turns, usual),
-        "BLT": (fb.dp_blt, noise, turns, {**usual, "strategy": strategy}),
+        "independent": (fb.transforms.dp_fedavg, of.noise, turns, usual),
+        "BLT": (fb.transforms.dp_blt, noise, turns, {**usual, "strategy": strategy}),
     }
     for tree in TREES:
         epoch = most // tree * tree
@@ -107,7 +107,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
         spent = privacy.spent_by_tree(noise=noise, tree=tree, epoch=epoch, **cost)
         assert spent.epsilon is not None and spent.epsilon <= alone.epsilon * 1.000001
         found[f"trees of {tree}"] = (
-            fb.dp_ftrl,
+            fb.transforms.dp_ftrl,
             noise,
             fb.Cohort(of.cohort, epoch=epoch),
             {**usual, "tree": tree},

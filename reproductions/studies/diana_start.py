@@ -71,7 +71,7 @@ def main() -> None:
                 for start in ("zero", "first"):
 
                     def wrap(made, k=k, b=fastest / slower, start=start):
-                        return fb.diana(made, rand_k(k), rate=b, start=start)
+                        return fb.transforms.diana(made, rand_k(k), rate=b, start=start)
 
                     limit = round(2 * sent / k)
                     found = rounds_and_floats(

@@ -204,7 +204,7 @@ def locodl(on: Problem, k: int, masks: str):
 
 def compressed_scaffnew(on: Problem, copies: int):
     chosen = local_training.compressed_scaffnew(1.0, on.known, copies)
-    return fb.compressed_scaffnew(
+    return fb.algorithms.compressed_scaffnew(
         on.loss,
         fb.Work(float(chosen.rates[0]), steps=chosen.steps, batch_size=None),
         clients=on.data.clients,
@@ -215,7 +215,7 @@ def compressed_scaffnew(on: Problem, copies: int):
 def both_table(name: str) -> None:
     on = problem(name, 0.01, 50)
     diana_rate = steps.diana(1.0, on.known, on.dim / 2 - 1)
-    diana = fb.diana(
+    diana = fb.transforms.diana(
         fb.fedavg(on.loss, fb.Work(diana_rate, steps=1, batch_size=None)), rand_k(2)
     )
     equal = 1 / float(on.known.smooth.max())

@@ -98,9 +98,11 @@ def loss_of(base):
 
 
 def start(base, seed: int):
-    """The adapters of ``fb.adapt``, and nothing besides."""
+    """The adapters of ``fb.adapt.adapt``, and nothing besides."""
     rows = jax.ShapeDtypeStruct((2, 64), jnp.float32)
-    model = fb.adapt(MODEL, base, how=fb.lora(RANK), inputs=rows, where=list(PATHS))
+    model = fb.adapt.adapt(
+        MODEL, base, how=fb.adapt.lora(RANK), inputs=rows, where=list(PATHS)
+    )
     shapes = {path: (one["b"], one["a"]) for path, one in model.init(KEY).items()}
     rest = {path: jnp.zeros((len(b), a.shape[1])) for path, (b, a) in shapes.items()}
     return {"adapter": model.init(jax.random.key(seed)), "rest": rest}
@@ -130,7 +132,7 @@ class Round(NamedTuple):
 def a_round(name: str, steps: int, on: Task, params, number, seed, rate, clip, noise):
     """One round of a method, in which everybody takes part."""
     work = fb.Work(rate, steps=steps, batch_size=BATCH)
-    build = getattr(fb, "fedavg" if name == "exact" else name)
+    build = getattr(fb.algorithms, "fedavg" if name == "exact" else name)
     algorithm = build(loss_of(on.base), work)
     key = jax.random.fold_in(jax.random.key(seed), number)
 

@@ -54,17 +54,21 @@ def methods(loss, part) -> dict[str, Callable]:
         "finetune": lambda rate: fb.finetune(
             fb.fedavg(loss, work(rate)), loss, work(rate, TUNING)
         ),
-        "fedper": lambda rate: fb.fedper(loss, work(rate), head=head),
-        "fedrep": lambda rate: fb.fedrep(loss, work(rate), head=head, head_steps=10),
-        "lg_fedavg": lambda rate: fb.lg_fedavg(loss, work(rate), body=part("body")),
-        "fedbn": lambda rate: fb.fedbn(
+        "fedper": lambda rate: fb.algorithms.fedper(loss, work(rate), head=head),
+        "fedrep": lambda rate: fb.algorithms.fedrep(
+            loss, work(rate), head=head, head_steps=10
+        ),
+        "lg_fedavg": lambda rate: fb.algorithms.lg_fedavg(
+            loss, work(rate), body=part("body")
+        ),
+        "fedbn": lambda rate: fb.algorithms.fedbn(
             loss, work(rate), normalization=part("normalization")
         ),
-        "bitfit": lambda rate: fb.bitfit(loss, work(rate), biases=biases),
-        "fedbabu": lambda rate: fb.fedbabu(
+        "bitfit": lambda rate: fb.algorithms.bitfit(loss, work(rate), biases=biases),
+        "fedbabu": lambda rate: fb.algorithms.fedbabu(
             loss, work(rate), head=head, tuning_steps=TUNING
         ),
-        "fedbabu, head": lambda rate: fb.fedbabu(
+        "fedbabu, head": lambda rate: fb.algorithms.fedbabu(
             loss, work(rate), head=head, tuning_steps=TUNING, tuned="head"
         ),
         "apfl 0.5": lambda rate: fb.apfl(loss, work(rate), alpha=0.5, learn="fixed"),

@@ -33,28 +33,30 @@ def finetuned(loss, work):
 
 def fedala(loss, work):
     """With weights for the last layer."""
-    return fb.fedala(loss, work, head=["last"])
+    return fb.algorithms.fedala(loss, work, head=["last"])
 
 
 def feddbe(loss, work):
     """With the strength 1."""
     features = SHIFTED.features
     assert features is not None
-    return fb.feddbe(loss, work, features=features, kappa=1.0)
+    return fb.algorithms.feddbe(loss, work, features=features, kappa=1.0)
 
 
 def knn_per(loss, work):
     """FedAvg, beside the ten nearest rows."""
     features = NEAR.features
     assert features is not None
-    return fb.knn_per(fb.fedavg(loss, work), loss, features=features)
+    return fb.algorithms.knn_per(fb.fedavg(loss, work), loss, features=features)
 
 
 def sharp_knn_per(loss, work):
     """The same, with votes that fall faster with the distance."""
     features = NEAR.features
     assert features is not None
-    return fb.knn_per(fb.fedavg(loss, work), loss, features=features, scale=0.1)
+    return fb.algorithms.knn_per(
+        fb.fedavg(loss, work), loss, features=features, scale=0.1
+    )
 
 
 METHODS: dict[str, tuple[Callable, fb.Model]] = {
@@ -65,8 +67,8 @@ METHODS: dict[str, tuple[Callable, fb.Model]] = {
     "feddbe": (feddbe, SHIFTED),
     "knn_per": (knn_per, NEAR),
     "scale 0.1": (sharp_knn_per, NEAR),
-    "hypcluster": (fb.hypcluster, THREE),
-    "fedem": (fb.fedem, THREE),
+    "hypcluster": (fb.algorithms.hypcluster, THREE),
+    "fedem": (fb.algorithms.fedem, THREE),
 }
 
 

@@ -26,9 +26,10 @@ APFL that learns alpha from 0.5 (rate 0.01); Ditto with lam 0.1 and 1. Nothing i
 here. Training alone has as many rounds as are best for the mean on a fifth of the
 training rows (``train_alone``). On mnist FedAvg, fine-tuned or not, and APFL.
 
-*Attackers.* A fifth of the clients, drawn by the seed. Attacks of ``fb.byzantine``:
-negate by 1, 10 and 1000; scale by 10; noise of 10 times the update's norm;
-inner_product with factor 1. ``fb.data.flip_labels`` on the attackers' training rows.
+*Attackers.* A fifth of the clients, drawn by the seed. Attacks of
+``fb.transforms.byzantine``: negate by 1, 10 and 1000; scale by 10; noise of 10 times
+the update's norm; inner_product with factor 1. ``fb.data.flip_labels`` on the
+attackers' training rows.
 
 *Reductions.* mean; median; trimmed_mean with trim 0.25, and with 0.1, which is less
 than the attackers; clip, ``adaptive_clip`` at the median norm (quantile 0.5, from 1.0);
@@ -160,7 +161,9 @@ def attacked(algorithm, lie):
     """The algorithm under all attacks, of which a replica has one, or none."""
     for kind in KINDS:
         who, factor = lie[kind]
-        algorithm = fb.byzantine(algorithm, kind, attackers=who, factor=factor)
+        algorithm = fb.transforms.byzantine(
+            algorithm, kind, attackers=who, factor=factor
+        )
     return algorithm
 
 
@@ -247,7 +250,7 @@ METHODS = {
 
 def reduced(algorithm, name, clients):
     if name == "clip":
-        return fb.adaptive_clip(algorithm, 1.0)
+        return fb.transforms.adaptive_clip(algorithm, 1.0)
     if name.startswith("norm ratio"):
         return norm_ratio(algorithm, float(name.split()[-1]), clients)
     return algorithm

@@ -83,7 +83,7 @@ def accuracy(name: str, model_name: str, work, noise: float | None, seed: int):
     federated, shape, classes = DATA[name](seed)
     model = fb.models.build(model_name, shape, classes)
     plain = fb.losses.cross_entropy(model.apply)
-    loss = plain if noise is None else fb.row_noise(plain, CLIP, noise)
+    loss = plain if noise is None else fb.transforms.row_noise(plain, CLIP, noise)
     measure = {"accuracy": fb.metrics.accuracy(model.apply)}
     found = []
     for factor in FACTORS[name]:

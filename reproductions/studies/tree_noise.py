@@ -27,10 +27,10 @@ def noised(algorithm, tree: int, noise: float, clip: float, cohort: int):
     settings: dict[str, Any] = {"clip": clip, "noise": noise, "cohort": cohort}
     settings["noise_from"] = "seed"  # the figures are the same again
     if tree == BLT:
-        return fb.dp_blt(algorithm, **settings, strategy=STRATEGY)
+        return fb.transforms.dp_blt(algorithm, **settings, strategy=STRATEGY)
     if tree == 1:
-        return fb.dp_fedavg(algorithm, **settings)
-    return fb.dp_ftrl(algorithm, **settings, tree=tree)
+        return fb.transforms.dp_fedavg(algorithm, **settings)
+    return fb.transforms.dp_ftrl(algorithm, **settings, tree=tree)
 
 
 def equal_noise(tree: int, alone: float) -> float:

@@ -6,8 +6,8 @@
 
 The public names stand in one table, ``__init__.pyi``, which type checkers read too. A
 name is imported when it is first used, so that the command line can answer
-``fedblend --help`` without loading JAX. An algorithm is a name of the package also
-where it is only registered (``fedblend.registry``), as a new one is at first.
+``fedblend --help`` without loading JAX. All algorithms are in ``fb.algorithms``, all
+transforms in ``fb.transforms`` and all adapters in ``fb.adapt``.
 
 Importing sets how many devices JAX makes of a CPU (``fedblend.cpu_devices``).
 """
@@ -43,7 +43,7 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        return _algorithm(name)
+        raise _refusal(name)
     home = _HOMES[name]
     found = None if home == "fedblend" else getattr(import_module(home), name, None)
     value = import_module(f"{home}.{name}") if found is None else found
@@ -51,12 +51,13 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def _algorithm(name: str) -> Any:
-    """The builder of an algorithm that is registered and not in the table."""
-    known = {} if name[0] == "_" else import_module("fedblend.registry").ALGORITHMS
-    if name not in known:
-        raise AttributeError(f"module 'fedblend' has no attribute {name!r}")
-    return known[name].builder
+def _refusal(name: str) -> AttributeError:
+    """The error for a name that is not public; it may be that of a public module."""
+    line = f"module 'fedblend' has no attribute {name!r}"
+    for home in () if name[0] == "_" else ("algorithms", "transforms", "adapt"):
+        if callable(getattr(__getattr__(home), name, None)):
+            line += f"; use fedblend.{home}.{name}"
+    return AttributeError(line)
 
 
 def __dir__() -> list[str]:

@@ -79,7 +79,7 @@ class Entry:
     build: Builder
     """Whose parameters are the options of a configuration."""
     builder: Builder
-    """The function of the library, ``fb.NAME``; mostly ``build`` itself."""
+    """The function of the library, ``fb.algorithms.NAME``; mostly ``build``."""
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:

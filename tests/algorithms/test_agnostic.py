@@ -73,7 +73,9 @@ def test_it_ends_at_the_minimax_point():
     assert abs(losses[0] - losses[1]) < 1e-12
     assert losses[2] < losses[0] - 0.05
     run = fb.simulate(
-        fb.agnostic(quadratic_loss, fb.Work(0.1, **FULL), clients=3, q_rate=0.05),
+        fb.algorithms.agnostic(
+            quadratic_loss, fb.Work(0.1, **FULL), clients=3, q_rate=0.05
+        ),
         jnp.ones(2, jnp.float32),
         three_centers(),
         KEY,
@@ -92,7 +94,7 @@ def test_it_ends_at_the_minimax_point():
 
 def test_with_a_still_q_it_is_fedavg_and_the_rest_is_counted():
     work: dict[str, Any] = {"steps": 3, "batch_size": None}
-    still = fb.agnostic(on.loss, fb.Work(0.2, **work), clients=7, q_rate=0.0)
+    still = fb.algorithms.agnostic(on.loss, fb.Work(0.2, **work), clients=7, q_rate=0.0)
     plain = fb.fedavg(on.loss, fb.Work(0.2, **work))
     one, two = (
         fb.simulate(
@@ -114,7 +116,9 @@ def test_with_a_still_q_it_is_fedavg_and_the_rest_is_counted():
 
 def test_what_is_heard_is_unbiased_over_cohorts():
     """The mean over all cohorts of two is what all seven say."""
-    algorithm = fb.agnostic(on.loss, fb.Work(0.2, **FULL), clients=7, q_rate=0.1)
+    algorithm = fb.algorithms.agnostic(
+        on.loss, fb.Work(0.2, **FULL), clients=7, q_rate=0.1
+    )
     down, _ = algorithm.start(on.params, fb.Aggregate((), *jnp.ones((2,))), None, KEY)
     aggregate = []
     for client in range(7):
@@ -135,7 +139,9 @@ def test_what_is_heard_is_unbiased_over_cohorts():
 def test_weight_and_nudge_reach_the_answer():
     push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
     shard = jax.device_put(on.federated_data.train.shard(4))
-    algorithm = fb.agnostic(on.loss, fb.Work(0.2, **FULL), clients=7, q_rate=0.1)
+    algorithm = fb.algorithms.agnostic(
+        on.loss, fb.Work(0.2, **FULL), clients=7, q_rate=0.1
+    )
     own = {"agnostic": jnp.float32(0.3)}
     down = fb.Down(on.params, jnp.zeros((), jnp.int32), push, own)
     up: Any = algorithm.client(down, (), shard, KEY)[0]
@@ -149,8 +155,10 @@ def test_weight_and_nudge_reach_the_answer():
 
 def test_what_cannot_work_is_refused_in_one_line():
     with pytest.raises(ValueError, match="clients: 0 is not a whole number"):
-        fb.agnostic(on.loss, fb.Work(0.2, **FULL), clients=0, q_rate=0.1)
-    algorithm = fb.agnostic(on.loss, fb.Work(0.2, **FULL), clients=7, q_rate=0.1)
+        fb.algorithms.agnostic(on.loss, fb.Work(0.2, **FULL), clients=0, q_rate=0.1)
+    algorithm = fb.algorithms.agnostic(
+        on.loss, fb.Work(0.2, **FULL), clients=7, q_rate=0.1
+    )
     given = (algorithm, on.params, on.federated_data, KEY)
     with pytest.raises(ValueError, match="it needs 'mean'"):
         fb.simulate(*given, rounds=1, reduction="median")

@@ -13,6 +13,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import mixing
+from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.data.federated import Shards
 from fedblend.simulation.sampling import cohorts
 
@@ -213,7 +214,7 @@ def test_bad_settings_are_refused_in_one_line(wrong, message):
 
 def test_averages_need_one_number_of_steps():
     with pytest.raises(ValueError, match=r"steps: .* is not a whole number"):
-        fb.apfl_averaged(
+        apfl_averaged(
             on.loss,
             fb.Work(RATE, steps=fb.Epochs(1), batch_size=2),
             alpha=0.5,

@@ -39,8 +39,8 @@ def same_bits(left, right):
 def test_the_shared_path_is_agnostics_and_with_alpha_one_the_personal_model_too():
     alpha = np.array([1.0, 0.5, 1.0, 0.0, 0.5, 0.2, 0.5])
     chosen: dict[str, Any] = {"alpha": alpha, "learn": "fixed", **climbing}
-    done = run(fb.apfl_agnostic(on.loss, fb.Work(0.2, **work), **chosen))
-    agnostic = run(fb.agnostic(on.loss, fb.Work(0.2, **work), **climbing))
+    done = run(fb.algorithms.apfl_agnostic(on.loss, fb.Work(0.2, **work), **chosen))
+    agnostic = run(fb.algorithms.agnostic(on.loss, fb.Work(0.2, **work), **climbing))
     same_bits(done.shared, agnostic.shared)
     same_bits(done.down.extra["agnostic"], agnostic.down.extra["agnostic"])
     assert np.ptp(done.down.extra["agnostic"]) > 0.05
@@ -63,7 +63,7 @@ def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
         return jax.jit(algorithm.client)(told, state, shard, key)
 
     up, mine = visit(
-        fb.apfl_agnostic(on.loss, fb.Work(0.2, **work), **climbing, **chosen)
+        fb.algorithms.apfl_agnostic(on.loss, fb.Work(0.2, **work), **climbing, **chosen)
     )
     plain, theirs = visit(fb.apfl(on.loss, fb.Work(0.2, **work), **chosen))
     same_bits(mine, theirs)
@@ -83,4 +83,4 @@ def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
 def test_bad_settings_are_refused_in_one_line(wrong, line):
     with pytest.raises(ValueError, match=line):
         settings: dict[str, Any] = {"alpha": 0.5, **climbing, **wrong}
-        fb.apfl_agnostic(on.loss, fb.Work(0.2, **work), **settings)
+        fb.algorithms.apfl_agnostic(on.loss, fb.Work(0.2, **work), **settings)

@@ -50,7 +50,7 @@ def simulated(algorithm, *, rounds, every=None, key=None):
 
 def method(loss=ON.loss, *, copies=2, steps=STEPS, rate=RATE, clients=N):
     work = fb.Work(rate, steps=steps, batch_size=None)
-    return fb.compressed_scaffnew(loss, work, clients=clients, copies=copies)
+    return fb.algorithms.compressed_scaffnew(loss, work, clients=clients, copies=copies)
 
 
 @jax.jit
@@ -116,7 +116,7 @@ def test_mixtures_end_at_the_exact_optimum_and_a_part_of_the_entries_travels():
 
 @pytest.mark.slow
 def test_with_all_entries_from_all_clients_it_is_scaffnew():
-    plain = fb.scaffnew(ON.loss, fb.Work(RATE, steps=STEPS, batch_size=None))
+    plain = fb.algorithms.scaffnew(ON.loss, fb.Work(RATE, steps=STEPS, batch_size=None))
     one = simulated(plain, rounds=12).complete().shared
     two = simulated(method(copies=N), rounds=12).complete().shared
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-13)
@@ -197,7 +197,7 @@ def test_with_fewer_clients_controls_need_the_model_that_ends_their_round():
 def test_on_flix_by_name_it_is_compressed_scaffnew_inside_of_flix():
     given, alpha = fb.solvers.given(jnp.asarray(OWN)), np.linspace(0.3, 1, N)
     work = fb.Work(RATE, steps=STEPS, batch_size=None)
-    named = fb.flix_compressed_scaffnew(
+    named = fb.algorithms.flix_compressed_scaffnew(
         ON.loss, work, alpha=alpha, personal=given, clients=N, copies=2
     )
     inside = fb.flix(ON.loss, method, alpha=alpha, local=given)
@@ -211,7 +211,7 @@ def test_on_flix_with_all_copies_it_is_scafflix_of_equal_weights():
     """Rates gamma_i = alpha_i^2 rate of f_i make all w_i equal."""
     given, alpha = fb.solvers.given(jnp.asarray(OWN)), np.linspace(0.3, 1, N)
     work = fb.Work(RATE, steps=STEPS, batch_size=None)
-    one = fb.flix_compressed_scaffnew(
+    one = fb.algorithms.flix_compressed_scaffnew(
         ON.loss, work, alpha=alpha, personal=given, clients=N, copies=N
     )
     own = work._replace(optimizer=alpha**2 * RATE)

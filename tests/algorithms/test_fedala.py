@@ -58,7 +58,7 @@ def test_it_is_its_papers_loop():
     """In float64, which rounds at 1e-16: twenty steps stay far below the tolerance."""
     most = 7
     with jax.enable_x64(True):
-        algorithm = fb.fedala(
+        algorithm = fb.algorithms.fedala(
             loss, fb.Work(RATE, **FULL), head=["head"], weight_rate=0.8, most=most
         )
         run = simulated(algorithm, start(np.float64))
@@ -88,7 +88,7 @@ def test_weights_that_do_not_move_and_no_weights_are_fedavg():
         {"head": lambda path: False},
     )
     for settings in cases:
-        run = simulated(fb.fedala(loss, work, **settings), start())
+        run = simulated(fb.algorithms.fedala(loss, work, **settings), start())
         np.testing.assert_allclose(whole(run.shared), whole(plain.shared), rtol=1e-5)
         assert run.message_bits.up == plain.message_bits.up
 
@@ -96,7 +96,7 @@ def test_weights_that_do_not_move_and_no_weights_are_fedavg():
 @pytest.mark.slow
 def test_weights_of_zero_are_training_alone():
     work = fb.Work(RATE, **NOISY)
-    still = fb.fedala(loss, work, head=lambda path: True, weight_rate=0.0)
+    still = fb.algorithms.fedala(loss, work, head=lambda path: True, weight_rate=0.0)
 
     def enroll(params, shard, key):
         join, state = still.enroll(params, shard, key)

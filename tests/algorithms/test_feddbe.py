@@ -66,7 +66,7 @@ def feddbe(kappa, **work):
     used: Any = model()
     loss = fb.losses.logistic(used.apply)
     settings = {"features": used.features, "kappa": kappa}
-    return fb.feddbe(loss, fb.Work(RATE, **work), **settings)
+    return fb.algorithms.feddbe(loss, fb.Work(RATE, **work), **settings)
 
 
 def test_it_is_its_papers_loop():
@@ -101,7 +101,7 @@ def test_without_penalty_it_is_fedsim_with_a_personal_shift():
     run = simulated(feddbe(0.0, steps=3, batch_size=3))
     loss = fb.losses.logistic(model().apply)
     work = fb.Work(RATE, steps=3, batch_size=3)
-    plain = simulated(fb.fedsim(loss, work, personal=["shift"]))
+    plain = simulated(fb.algorithms.fedsim(loss, work, personal=["shift"]))
     for client in range(CLIENTS):
         pair = run.personal(client), plain.personal(client)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), *pair)

@@ -64,7 +64,7 @@ def members():
 
 
 def test_fedem_is_its_papers_loop():
-    run = simulated(fb.fedem(LOSS, fb.Work(RATE, **FULL)), start())
+    run = simulated(fb.algorithms.fedem(LOSS, fb.Work(RATE, **FULL)), start())
     thetas, weights = paper.fedem(ROWS, list(THETAS), members(), RATE, STEPS)
     np.testing.assert_allclose(run.shared.models, thetas, **TOLERANCE)
     states = run.client_states().weights
@@ -79,7 +79,7 @@ def test_fedem_is_its_papers_loop():
 
 
 def test_hypcluster_is_its_papers_loop():
-    run = simulated(fb.hypcluster(LOSS, fb.Work(RATE, **FULL)), start())
+    run = simulated(fb.algorithms.hypcluster(LOSS, fb.Work(RATE, **FULL)), start())
     thetas = paper.hypcluster(ROWS, list(THETAS), members(), RATE, STEPS)
     np.testing.assert_allclose(run.shared.models, thetas, **TOLERANCE)
     chosen = [paper.best(thetas, *rows) for rows in ROWS]
@@ -89,7 +89,7 @@ def test_hypcluster_is_its_papers_loop():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [fb.fedem, fb.hypcluster])
+@pytest.mark.parametrize("build", [fb.algorithms.fedem, fb.algorithms.hypcluster])
 def test_an_ensemble_of_one_is_fedavg(build):
     """The same batches; a batched product may round in another order."""
     single = fb.losses.logistic(ONE.apply)
@@ -98,7 +98,7 @@ def test_an_ensemble_of_one_is_fedavg(build):
     run = simulated(build(LOSS, fb.Work(RATE, **NOISY)), one)
     assert np.abs(plain.shared - THETAS[0]).max() > 0.1
     np.testing.assert_allclose(run.shared.models[0], plain.shared, **TOLERANCE)
-    bits = 64 * (build is fb.hypcluster)  # its choice, of one
+    bits = 64 * (build is fb.algorithms.hypcluster)  # its choice, of one
     assert run.message_bits.up == plain.message_bits.up + bits
     inputs = jnp.asarray(ROWS[1][0])
     found = fb.predict(ENSEMBLE.apply, run.personal(1), inputs)
@@ -115,7 +115,7 @@ def test_expectation_maximization_never_lowers_the_likelihood():
         pairs = zip(models, batches, DATA.train.counts, strict=True)
         return sum(count * objective(LOSS, model, rows) for model, rows, count in pairs)
 
-    algorithm = fb.fedem(LOSS, fb.Work(0.2, steps=1, batch_size=None))
+    algorithm = fb.algorithms.fedem(LOSS, fb.Work(0.2, steps=1, batch_size=None))
     run = fb.simulate(algorithm, start(), DATA, KEY, rounds=12, every=1)
     losses = [float(joint()) for _ in run]
     assert len(losses) == 13
@@ -130,7 +130,7 @@ def test_rows_of_one_model_make_the_update_of_hypcluster():
     sure = fb.models.Ensemble(jnp.zeros(2), jnp.asarray([[0.1] * DIM, [-900.0] * DIM]))
     down = fb.Down(sure, jnp.zeros((), jnp.int32))
     found = []
-    for build in (fb.fedem, fb.hypcluster):
+    for build in (fb.algorithms.fedem, fb.algorithms.hypcluster):
         algorithm: Any = build(LOSS, fb.Work(RATE, **NOISY))
         _, state = algorithm.enroll(sure, shard, KEY)
         found.append(algorithm.client(down, state, shard, KEY)[0].delta.models)
@@ -138,7 +138,7 @@ def test_rows_of_one_model_make_the_update_of_hypcluster():
     np.testing.assert_allclose(found[0], found[1], rtol=1e-12, atol=1e-30)
 
 
-@pytest.mark.parametrize("build", [fb.fedem, fb.hypcluster])
+@pytest.mark.parametrize("build", [fb.algorithms.fedem, fb.algorithms.hypcluster])
 def test_a_model_that_diverged_is_nobodys(build):
     broken = fb.models.Ensemble(
         jnp.zeros(2), jnp.asarray([[jnp.nan] * DIM, [0.1] * DIM])
@@ -150,7 +150,7 @@ def test_a_model_that_diverged_is_nobodys(build):
     np.testing.assert_allclose(jnp.exp(deployed.log_weights), [0, 1], atol=1e-12)
 
 
-@pytest.mark.parametrize("build", [fb.fedem, fb.hypcluster])
+@pytest.mark.parametrize("build", [fb.algorithms.fedem, fb.algorithms.hypcluster])
 def test_a_single_model_is_refused_in_one_line(build):
     algorithm = build(LOSS, fb.Work(RATE, **FULL))
     line = f"^{build.__name__}: params: one model is not an ensemble of models, "

@@ -16,7 +16,7 @@ WORK: dict[str, Any] = {"steps": 2, "batch_size": None}
 
 
 def run(server_optimizer, rounds=3):
-    algorithm = fb.fedopt(on.loss, fb.Work(0.1, **WORK), server_optimizer)
+    algorithm = fb.algorithms.fedopt(on.loss, fb.Work(0.1, **WORK), server_optimizer)
     return fb.simulate(
         algorithm, on.params, on.federated_data, jax.random.key(0), rounds=rounds
     ).complete()

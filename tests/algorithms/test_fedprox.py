@@ -14,7 +14,9 @@ on = problems.classes()
 
 
 def moved(mu) -> float:
-    algorithm = fb.fedprox(on.loss, fb.Work(0.05, steps=20, batch_size=None), mu=mu)
+    algorithm = fb.algorithms.fedprox(
+        on.loss, fb.Work(0.05, steps=20, batch_size=None), mu=mu
+    )
     run = fb.simulate(
         algorithm, on.params, on.federated_data, jax.random.key(0), rounds=1
     ).complete()

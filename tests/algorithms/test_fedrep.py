@@ -26,7 +26,9 @@ def loss(params, rows):
 
 
 def fedrep(head=lambda path: path == "head", loss=loss, head_steps=2, **work):
-    return fb.fedrep(loss, fb.Work(RATE, **work), head=head, head_steps=head_steps)
+    return fb.algorithms.fedrep(
+        loss, fb.Work(RATE, **work), head=head, head_steps=head_steps
+    )
 
 
 def new_run(algorithm, params: Any = PARAMS, rounds=4, cohort=3, **settings):
@@ -92,7 +94,7 @@ def only_the_body_is_counted(run, appearances):
 
 def test_with_an_estimate_of_the_body_and_nothing_lost_it_is_the_same(everybody):
     """EF21 with the identity, everyone taking part."""
-    wrapped = fb.ef21(fedrep(**FULL), compress.identity())
+    wrapped = fb.transforms.ef21(fedrep(**FULL), compress.identity())
     run = new_run(wrapped, cohort=7).complete()
     for key in PARAMS:
         found, wanted = (it.personal(4)[key] for it in (run, everybody))
@@ -102,7 +104,7 @@ def test_with_an_estimate_of_the_body_and_nothing_lost_it_is_the_same(everybody)
 
 def test_diana_with_noise_keeps_the_mean_of_all_memories():
     """Its rate follows from what is said, two entries, on both sides."""
-    algorithm = fb.diana(fedrep(**FULL), compress.rand_k(1))
+    algorithm = fb.transforms.diana(fedrep(**FULL), compress.rand_k(1))
     run = new_run(algorithm).complete()
     memories = [run.client(i).memory for i in range(7)]
     mean = np.mean([memory["body"] for memory in memories], axis=0)

@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedblend import fedavg, fedopt, losses, mixing, models, scaffold, solvers
+from fedblend import fedavg, losses, mixing, models, scaffold, solvers
+from fedblend.algorithms import fedopt
 from fedblend.algorithms.flix import flix
 from fedblend.compress import rand_k
 from fedblend.data.datasets import quadratic_loss, quadratics

@@ -83,7 +83,9 @@ def needed(kappa: float) -> tuple[int, int]:
         return fb.fedavg(loss, fb.Work(rate, steps=1, batch_size=None))
 
     def accelerated(loss):
-        return fb.fedopt(loss, fb.Work(rate, steps=1, batch_size=None), nesterov)
+        return fb.algorithms.fedopt(
+            loss, fb.Work(rate, steps=1, batch_size=None), nesterov
+        )
 
     slow, fast = (
         rounds_until(
@@ -126,11 +128,11 @@ RATE = 0.3
 METHODS = {
     "sgd": lambda loss: fb.fedavg(loss, fb.Work(RATE, steps=1, batch_size=1)),
     "scaffold": lambda loss: fb.scaffold(loss, fb.Work(RATE, steps=1, batch_size=1)),
-    "svrg": lambda loss: fb.svrg(
+    "svrg": lambda loss: fb.algorithms.svrg(
         loss, fb.Work(RATE, steps=1, batch_size=1), refresh=0.125
     ),
-    "compressed svrg": lambda loss: fb.diana(
-        fb.svrg(loss, fb.Work(RATE, steps=1, batch_size=1), refresh=0.125),
+    "compressed svrg": lambda loss: fb.transforms.diana(
+        fb.algorithms.svrg(loss, fb.Work(RATE, steps=1, batch_size=1), refresh=0.125),
         compress.rand_k(2),
     ),
 }
@@ -178,7 +180,11 @@ def test_full_batches_are_gradient_descent():
         return run.shared
 
     np.testing.assert_allclose(
-        end(lambda f: fb.svrg(f, fb.Work(RATE, steps=2, batch_size=None), refresh=0.5)),
+        end(
+            lambda f: fb.algorithms.svrg(
+                f, fb.Work(RATE, steps=2, batch_size=None), refresh=0.5
+            )
+        ),
         end(lambda f: fb.fedavg(f, fb.Work(RATE, steps=2, batch_size=None))),
         rtol=1e-5,
         atol=1e-6,
@@ -188,4 +194,6 @@ def test_full_batches_are_gradient_descent():
 @pytest.mark.parametrize("refresh", [0.0, 1.5, -1])
 def test_an_anchor_that_never_moves_is_refused(refresh):
     with pytest.raises(ValueError, match=r"refresh: .* is not in .0, 1"):
-        fb.svrg(quadratic_loss, fb.Work(0.1, steps=1, batch_size=1), refresh=refresh)
+        fb.algorithms.svrg(
+            quadratic_loss, fb.Work(0.1, steps=1, batch_size=1), refresh=refresh
+        )

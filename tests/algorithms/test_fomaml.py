@@ -27,12 +27,16 @@ def run(algorithm, rounds=4):
 
 
 def answer(down=DOWN, loss=on.loss, **work) -> Any:
-    up, _ = fb.fomaml(loss, fb.Work(0.1, **work), 1.0).client(down, (), SHARD, KEY)
+    up, _ = fb.algorithms.fomaml(loss, fb.Work(0.1, **work), 1.0).client(
+        down, (), SHARD, KEY
+    )
     return up
 
 
 def test_no_inner_steps_is_distributed_gradient_descent():
-    found = run(fb.fomaml(on.loss, fb.Work(0.1, steps=0, batch_size=None), 0.2))
+    found = run(
+        fb.algorithms.fomaml(on.loss, fb.Work(0.1, steps=0, batch_size=None), 0.2)
+    )
     wanted = run(fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None)))
     np.testing.assert_allclose(found.shared, wanted.shared, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found.personal(3), found.shared)
@@ -40,9 +44,9 @@ def test_no_inner_steps_is_distributed_gradient_descent():
 
 def test_a_rate_of_nothing_is_distributed_sgd():
     """Inner steps that do not move; the batch is drawn with the named key."""
-    still = fb.fomaml(on.loss, fb.Work(0.0, **NOISY), 1.0).client(DOWN, (), SHARD, KEY)[
-        0
-    ]
+    still = fb.algorithms.fomaml(on.loss, fb.Work(0.0, **NOISY), 1.0).client(
+        DOWN, (), SHARD, KEY
+    )[0]
     np.testing.assert_array_equal(still.delta, answer(steps=0, batch_size=2).delta)
 
 
@@ -83,7 +87,7 @@ def test_it_prepares_for_inner_steps_better_than_fedavg():
     """What it is for: after the same inner steps, the mean loss is the lower one."""
     work: dict[str, Any] = {"steps": 3, "batch_size": None}
     trained = {
-        "fomaml": fb.fomaml(on.loss, fb.Work(0.05, **work), 0.1),
+        "fomaml": fb.algorithms.fomaml(on.loss, fb.Work(0.05, **work), 0.1),
         "averaged": fb.finetune(
             fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)),
             on.loss,

@@ -39,7 +39,7 @@ def models(kind, rounds, work=WORK, **options):
     data = federation(kind)
     outputs = 3 if kind == "classes" else 1
     model = fb.models.build("softmax", (3,), outputs)
-    algorithm = fb.hierarchical(LOSSES[kind](model.apply), work, **options)
+    algorithm = fb.algorithms.hierarchical(LOSSES[kind](model.apply), work, **options)
     run = fb.simulate(algorithm, model.init, data, jax.random.key(0), rounds=rounds)
     found = run.complete().personal_models(range(5))
     vectors = [np.column_stack([one.bias, one.weight]).ravel() for one in found]
@@ -88,4 +88,4 @@ def test_alone_nothing_travels():
 
 def test_it_takes_the_length_of_a_step_and_no_optimizer():
     with pytest.raises(UserError, match="length of the server's Newton step"):
-        fb.hierarchical(lambda p, r: r, fb.Work(optax.adam(0.1), 1, None))
+        fb.algorithms.hierarchical(lambda p, r: r, fb.Work(optax.adam(0.1), 1, None))

@@ -15,7 +15,7 @@ KEY = jax.random.key(11)
 WORK = {"steps": 2, "batch_size": 2}
 AVERAGED = fb.fedavg(on.loss, fb.Work(0.2, **WORK))
 KEEPING = {
-    "pfedme": fb.pfedme(
+    "pfedme": fb.algorithms.pfedme(
         on.loss, fb.Work(0.3, **WORK), lam=1.0, inner_rate=0.3, inner_steps=3
     ),
     "ditto": fb.ditto(AVERAGED, on.loss, fb.Work(0.1, steps=3, batch_size=1), lam=0.5),

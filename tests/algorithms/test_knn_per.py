@@ -67,7 +67,7 @@ def simulated(algorithm, **more):
 
 def knn_per(**more):
     given: dict[str, Any] = {"k": K, "held_out": HELD_OUT, "grid": GRID} | more
-    return fb.knn_per(AVERAGE, LOSS, features=MODEL.features, **given)
+    return fb.algorithms.knn_per(AVERAGE, LOSS, features=MODEL.features, **given)
 
 
 @pytest.fixture(scope="module")
@@ -169,13 +169,13 @@ def test_what_is_refused_in_one_line():
     line = "^neighbors: model: one without them is not a model with features"
     with pytest.raises(ValueError, match=line):
         fb.models.neighbors(plain)
-    twice = fb.knn_per(AVERAGE, LOSS, features=MODEL.features)
-    twice = fb.knn_per(twice, LOSS, features=MODEL.features)
+    twice = fb.algorithms.knn_per(AVERAGE, LOSS, features=MODEL.features)
+    twice = fb.algorithms.knn_per(twice, LOSS, features=MODEL.features)
     line = "^knn_per: algorithm: one with a Neighbors is not an algorithm that deploys"
     down = Down(MODEL.init(KEY), jnp.zeros((), jnp.int32))
     with pytest.raises(ValueError, match=line):
         twice.personal(down, (), DATA.train.shard(0), KEY)
-    near = fb.knn_per(AVERAGE, LOSS, features=MODEL.features)
+    near = fb.algorithms.knn_per(AVERAGE, LOSS, features=MODEL.features)
     tuned = fb.finetune(near, LOSS, fb.Work(0.05, steps=2, batch_size=5))
     line = "^finetune: algorithm: knn_per is not one that deploys parameters; fine-tune"
     with pytest.raises(ValueError, match=line):

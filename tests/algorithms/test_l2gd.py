@@ -39,7 +39,7 @@ def down(shared, averaging, local, round=0) -> fb.Down:
 
 def expected_end(rate, lam, p, tosses):
     """Where the mean of both outcomes of a coin leads to, toss after toss."""
-    algorithm = fb.l2gd(on.loss, rate, lam=lam, p=p, batch_size=None)
+    algorithm = fb.algorithms.l2gd(on.loss, rate, lam=lam, p=p, batch_size=None)
 
     def both(own, start, count, mean):
         shard = fb.Shard(TRAIN.examples, start, count, TRAIN.id, TRAIN.capacity)
@@ -75,7 +75,7 @@ def test_the_optimum_goes_from_training_alone_to_fedavgs():
 
 def test_without_a_pull_every_client_ends_at_its_own_optimum():
     run = fb.simulate(
-        fb.l2gd(on.loss, 0.5, lam=0.0, p=0.5, batch_size=None),
+        fb.algorithms.l2gd(on.loss, 0.5, lam=0.0, p=0.5, batch_size=None),
         on.params,
         on.federated_data,
         jax.random.key(0),
@@ -88,7 +88,7 @@ def test_without_a_pull_every_client_ends_at_its_own_optimum():
 
 def test_with_a_whole_pull_it_is_fedavg():
     """The pull 0.25 * 4 * 0.5 / 0.5 is 1; the counts of coins are those of FedAvg."""
-    plain = fb.l2gd(on.loss, 0.25, lam=4.0, p=0.5, batch_size=None)
+    plain = fb.algorithms.l2gd(on.loss, 0.25, lam=4.0, p=0.5, batch_size=None)
     counts = down(None, 1, 4).extra
 
     def server(*arguments):
@@ -114,7 +114,7 @@ def test_with_a_whole_pull_it_is_fedavg():
 def replicas():
     """Twenty seeds of two rates, one ten times the other."""
     rates = np.repeat([0.02, 0.2], 20).astype(np.float32)
-    build = partial(fb.l2gd, on.loss, lam=0.8, p=0.3, batch_size=None)
+    build = partial(fb.algorithms.l2gd, on.loss, lam=0.8, p=0.3, batch_size=None)
     keys = jax.vmap(jax.random.key)(jnp.arange(40))
     run = fb.simulate(
         build, on.params, on.federated_data, keys, rounds=500, every=500, over=rates
@@ -144,7 +144,7 @@ def test_a_round_stands_for_the_expected_number_of_tosses(replicas):
 
 def test_the_rate_may_follow_the_round():
     def algorithm(rate) -> Any:
-        return fb.l2gd(on.loss, rate, lam=0.5, p=0.5, batch_size=None)
+        return fb.algorithms.l2gd(on.loss, rate, lam=0.5, p=0.5, batch_size=None)
 
     said = down(on.params + 1, 2, 3, round=4)
     answers = [
@@ -159,7 +159,7 @@ def test_a_nudge_is_a_linear_term_of_the_loss():
     push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
     said, state = down(on.params + 1, 2, 3), L2gdClient(on.params)
     ups: Any = [
-        fb.l2gd(loss, 0.2, lam=0.5, p=0.5, batch_size=None).client(
+        fb.algorithms.l2gd(loss, 0.2, lam=0.5, p=0.5, batch_size=None).client(
             message, state, TRAIN, jax.random.key(0)
         )[0]
         for loss, message in (
@@ -179,8 +179,8 @@ def test_what_makes_no_sense_is_refused_in_one_line():
         ({"lam": 1.0, "p": 1.0}, r"p: 1.0 is not in \(0, 1\)"),
     ):
         with pytest.raises(ValueError, match=line):
-            fb.l2gd(on.loss, 0.1, batch_size=None, **settings)
-    algorithm = fb.l2gd(on.loss, 0.1, lam=1.0, p=0.5, batch_size=None)
+            fb.algorithms.l2gd(on.loss, 0.1, batch_size=None, **settings)
+    algorithm = fb.algorithms.l2gd(on.loss, 0.1, lam=1.0, p=0.5, batch_size=None)
     with pytest.raises(ValueError, match="needs all 7 clients"):
         fb.simulate(
             algorithm,

@@ -231,7 +231,7 @@ def test_without_a_value_half_of_the_least_convexity_moves():
     given = fb.solvers.given(jnp.asarray(OWN))
 
     def named(moved, convex):
-        return fb.flix_locodl(
+        return fb.algorithms.flix_locodl(
             ON.loss,
             fb.Work(RATE, steps=STEPS, batch_size=None),
             alpha=ALPHA,
@@ -322,7 +322,9 @@ def test_on_flix_by_name_it_is_locodl_inside_of_flix():
     given = fb.solvers.given(jnp.asarray(OWN))
     options: dict = {"compressor": compress.rand_k(1), "clients": 7, "moved": 0.01}
     work = fb.Work(RATE, steps=STEPS, batch_size=None)
-    named = fb.flix_locodl(ON.loss, work, alpha=ALPHA, personal=given, **options)
+    named = fb.algorithms.flix_locodl(
+        ON.loss, work, alpha=ALPHA, personal=given, **options
+    )
     one, two = (simulated(of, rounds=4).complete() for of in (named, mixed(moved=0.01)))
     np.testing.assert_array_equal(one.shared, two.shared)
     np.testing.assert_array_equal(one.personal(2), two.personal(2))

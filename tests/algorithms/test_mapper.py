@@ -21,7 +21,7 @@ FULL: dict[str, Any] = {"steps": 3, "batch_size": None}
 
 
 def mapper(alpha: Any = 0.5, grid=0, held=0.0, **work):
-    return fb.mapper(
+    return fb.algorithms.mapper(
         on.loss, fb.Work(RATE, **work), alpha=alpha, grid=grid, held_out=held
     )
 
@@ -91,7 +91,7 @@ def test_held_out_rows_tell_who_is_alike():
     rows = np.repeat(centers, 10, axis=0) + rng.standard_normal((100, 20))
     matrices = np.broadcast_to(np.eye(20), (100, 20, 20))
     federated_data = fb.federate((matrices, rows), np.split(np.arange(100), 10))
-    algorithm = fb.mapper(
+    algorithm = fb.algorithms.mapper(
         quadratic_loss, fb.Work(0.3, steps=4, batch_size=None), held_out=0.5
     )
     run = fb.simulate(

@@ -62,10 +62,14 @@ def test_with_everything_personal_it_is_training_alone_bit_for_bit():
 
 @pytest.mark.slow
 def test_fedrep_is_fedalt_with_the_head_and_fedper_is_fedsim():
-    rep = complete(fb.fedrep(loss, NOISY, head=["head"], head_steps=2))
-    alt = complete(fb.fedalt(loss, NOISY, personal=["head"], personal_steps=2))
-    per = complete(fb.fedper(loss, NOISY, head=["head"]))
-    sim = complete(fb.fedsim(loss, NOISY, personal=["head"], personal_rate=RATE))
+    rep = complete(fb.algorithms.fedrep(loss, NOISY, head=["head"], head_steps=2))
+    alt = complete(
+        fb.algorithms.fedalt(loss, NOISY, personal=["head"], personal_steps=2)
+    )
+    per = complete(fb.algorithms.fedper(loss, NOISY, head=["head"]))
+    sim = complete(
+        fb.algorithms.fedsim(loss, NOISY, personal=["head"], personal_rate=RATE)
+    )
     for one, other in ((rep, alt), (per, sim)):
         same(one.shared, other.shared)
         same(one.client_states(), other.client_states())
@@ -98,7 +102,7 @@ def test_both_orders_end_at_the_optimum_of_both_blocks(order):
 
 @pytest.mark.parametrize("tuned", ["model", "head"])
 def test_the_head_of_fedbabu_moves_only_when_it_is_deployed(tuned):
-    babu = fb.fedbabu(
+    babu = fb.algorithms.fedbabu(
         loss, FULL, head=["head"], tuning_steps=1, tuning_rate=0.1, tuned=tuned
     )
     run = complete(babu)
@@ -122,7 +126,7 @@ def test_the_head_of_fedbabu_moves_only_when_it_is_deployed(tuned):
 def test_a_new_client_trains_its_part_under_the_shared_one():
     """Together too: single steps, between which the shared part is what was sent."""
     down = fb.Down(PARAMS, jnp.zeros((), jnp.int32))
-    algorithm = fb.fedper(loss, FULL._replace(steps=1), head=["head"])
+    algorithm = fb.algorithms.fedper(loss, FULL._replace(steps=1), head=["head"])
     found = fb.personalize(algorithm, down, on.federated_data, KEY, visits=3).models
     matrices, vectors = problems.client_matrices(on)
     for client, (matrix, vector) in enumerate(zip(matrices, vectors, strict=True)):
@@ -153,7 +157,7 @@ def test_what_stays_and_what_travels(name):
     rows = jnp.ones((3, 4))
     part = {key: fb.models.find_part(NETWORK, rows, key)}
     of_network = fb.losses.cross_entropy(NETWORK.apply)
-    algorithm = getattr(fb, name)(of_network, NOISY, **part, **more)
+    algorithm = getattr(fb.algorithms, name)(of_network, NOISY, **part, **more)
     shard = fb.federate((np.ones((3, 4)), np.zeros(3, int)), [np.arange(3)])
 
     def round_of_one():
@@ -185,8 +189,8 @@ def test_steps_of_its_own_make_no_sense_together():
     ("algorithm", "key"),
     [
         (fb.partial(loss, FULL, personal=["head", "tail"]), "partial: personal"),
-        (fb.fedper(loss, FULL, head=["tail"]), "fedper: head"),
-        (fb.fedala(loss, FULL, head=("hea", "tail")), "fedala: head"),
+        (fb.algorithms.fedper(loss, FULL, head=["tail"]), "fedper: head"),
+        (fb.algorithms.fedala(loss, FULL, head=("hea", "tail")), "fedala: head"),
     ],
 )
 def test_a_part_that_no_model_has_is_refused(algorithm, key):

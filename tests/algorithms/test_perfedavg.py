@@ -32,7 +32,7 @@ def told(correction=None):
     return fb.Down(params, jnp.zeros((), jnp.int32), correction)
 
 
-def answer(down, build=fb.perfedavg, **settings) -> Any:
+def answer(down, build=fb.algorithms.perfedavg, **settings) -> Any:
     """A client's answer, its trees as flat arrays."""
     work = fb.Work(RATE, settings.pop("steps"), settings.pop("batch_size"))
     up, _ = build(curved.loss, work, **settings).client(down, (), SHARD, KEY)
@@ -79,7 +79,7 @@ def answers() -> dict[str, Any]:
             "by differences": jax.vmap(difference)(steps),
             "fomaml": answer(
                 down,
-                lambda loss, work: fb.fomaml(
+                lambda loss, work: fb.algorithms.fomaml(
                     loss, work._replace(optimizer=INNER), work.optimizer
                 ),
                 **full,
@@ -142,7 +142,9 @@ RATES = [0.0, 0.2]
 @cache
 def limits():
     return fb.simulate(
-        lambda rate: fb.perfedavg(on.loss, fb.Work(0.4, **full), inner_rate=rate),
+        lambda rate: fb.algorithms.perfedavg(
+            on.loss, fb.Work(0.4, **full), inner_rate=rate
+        ),
         on.params,
         on.federated_data,
         KEY,
@@ -183,4 +185,6 @@ def test_it_ends_at_the_minimizer_of_the_mean_loss_after_one_step(replica):
 )
 def test_hessians_without_a_meaning_are_refused(settings, line):
     with pytest.raises(ValueError, match=line):
-        fb.perfedavg(on.loss, fb.Work(0.1, **full), inner_rate=0.1, **settings)
+        fb.algorithms.perfedavg(
+            on.loss, fb.Work(0.1, **full), inner_rate=0.1, **settings
+        )

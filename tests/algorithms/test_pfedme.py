@@ -25,7 +25,7 @@ full: dict[str, Any] = {"steps": 1, "batch_size": None}
 def limits():
     """Both strengths in one sweep; 0.7^60 of the inner error remains, 1e-9."""
     return fb.simulate(
-        lambda lam: fb.pfedme(
+        lambda lam: fb.algorithms.pfedme(
             on.loss, fb.Work(0.4, **full), lam=lam, inner_rate=0.3, inner_steps=60
         ),
         on.params,
@@ -58,7 +58,7 @@ def test_it_ends_at_the_minimizer_of_the_mean_moreau_envelope(replica):
 @cache
 def visits(lam=1.5, inner=0.2):
     """Two visits to client 2, without a correction and with PUSH."""
-    algorithm = fb.pfedme(
+    algorithm = fb.algorithms.pfedme(
         on.loss,
         fb.Work(RATE, steps=2, batch_size=None),
         lam=lam,
@@ -109,7 +109,7 @@ def test_a_strong_pull_holds_theta_at_w_and_is_fedavg():
 
         @jax.jit
         def visit(lam):
-            algorithm = fb.pfedme(
+            algorithm = fb.algorithms.pfedme(
                 on.loss,
                 fb.Work(RATE, steps=1, batch_size=2),
                 lam=lam,
@@ -144,4 +144,4 @@ def test_a_strong_pull_holds_theta_at_w_and_is_fedavg():
 )
 def test_settings_without_a_meaning_are_refused(settings, line):
     with pytest.raises(ValueError, match=line):
-        fb.pfedme(on.loss, fb.Work(RATE, **full), inner_rate=0.1, **settings)
+        fb.algorithms.pfedme(on.loss, fb.Work(RATE, **full), inner_rate=0.1, **settings)

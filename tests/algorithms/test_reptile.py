@@ -24,7 +24,7 @@ def run(algorithm):
 def test_a_server_rate_of_one_is_fedavg_with_finetuning():
     averaged = fb.fedavg(on.loss, fb.Work(0.1, **WORK))
     wanted = run(fb.finetune(averaged, on.loss, fb.Work(0.1, **WORK)))
-    found = run(fb.reptile(on.loss, fb.Work(0.1, **WORK), 1.0))
+    found = run(fb.algorithms.reptile(on.loss, fb.Work(0.1, **WORK), 1.0))
     # The same sums up to x - (x - y) for y, in float32 on parameters of size 1.
     np.testing.assert_allclose(found.shared, wanted.shared, rtol=1e-5, atol=1e-6)
     for client in range(7):
@@ -37,7 +37,7 @@ def test_a_server_rate_of_one_is_fedavg_with_finetuning():
 def test_a_server_rate_goes_part_of_the_way():
     step = []
     for rate in (1.0, 0.25):
-        algorithm = fb.reptile(on.loss, fb.Work(0.1, **WORK), rate)
+        algorithm = fb.algorithms.reptile(on.loss, fb.Work(0.1, **WORK), rate)
         first = fb.simulate(
             algorithm, on.params, on.federated_data, jax.random.key(1), rounds=1
         ).complete()
@@ -46,5 +46,5 @@ def test_a_server_rate_goes_part_of_the_way():
 
 
 def test_the_server_takes_any_optimizer():
-    done = run(fb.reptile(on.loss, fb.Work(0.1, **WORK), optax.adam(0.05)))
+    done = run(fb.algorithms.reptile(on.loss, fb.Work(0.1, **WORK), optax.adam(0.05)))
     assert int(done.server.optimizer[0].count) == 4

@@ -105,7 +105,7 @@ def test_the_optimum_of_the_mixture_and_its_gradients(on):
 
 def test_alpha_one_and_equal_rates_are_scaffnew(on):
     """From the same start, in which Scafflix begins at x_avg."""
-    plain = fb.scaffnew(on.loss, fb.Work(0.3, steps=3, batch_size=None))
+    plain = fb.algorithms.scaffnew(on.loss, fb.Work(0.3, steps=3, batch_size=None))
     average = own_models(on).mean(axis=0)
     one = simulated(plain, on._replace(params=average), rounds=12).shared
     two = simulated(made(on, 0.3, 3, 1.0), on, rounds=12).shared

@@ -39,7 +39,7 @@ def test_an_attack_is_the_transform_and_survives_being_written():
     built = build(one)
     honest = build(config(None)).algorithm
     who = np.isin(np.arange(5), (1, 3))
-    by_hand = fb.byzantine(honest, "negate", attackers=who, factor=4.0)
+    by_hand = fb.transforms.byzantine(honest, "negate", attackers=who, factor=4.0)
     lone = fb.simulate(
         by_hand, built.model.init, built.federated_data, jax.random.key(0), rounds=2
     )

@@ -149,7 +149,7 @@ def loss(params, rows):
 def models(number, seeds, clients, cohort, noise, rounds, source):
     """The last model of each seed, in this world."""
     plain = fb.fedavg(loss, fb.Work(1.0, steps=1, batch_size=None))
-    private = fb.dp_fedavg(
+    private = fb.transforms.dp_fedavg(
         plain, clip=1.0, noise=noise, cohort=cohort, noise_from=source
     )
     key = jnp.stack([jax.random.key(int(seed)) for seed in seeds])

@@ -21,6 +21,7 @@ import pytest
 import example_arguments as examples
 import fedblend as fb
 from fedblend import compress
+from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.local import Optimizer, Steps
 from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.transforms.central_loss import of_parameters
@@ -47,7 +48,7 @@ def _fedavg(problem, optimizer: Optimizer = RATE, steps: Steps = 3):
 
 
 def _fedopt(problem, server_optimizer):
-    return fb.fedopt(
+    return fb.algorithms.fedopt(
         problem.loss, fb.Work(RATE, steps=3, batch_size=2), server_optimizer
     )
 
@@ -118,34 +119,38 @@ ALGORITHMS = {
     "fedyogi": partial(_fedopt, server_optimizer=optax.yogi(0.1)),
     "fedadagrad": partial(_fedopt, server_optimizer=optax.adagrad(0.3)),
     "fedavgm": partial(_fedopt, server_optimizer=optax.sgd(0.5, 0.5)),
-    "fedprox": lambda p: fb.fedprox(
+    "fedprox": lambda p: fb.algorithms.fedprox(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), mu=0.5
     ),
     "scaffold": _scaffold,
     "scaffold, steps by client": partial(_scaffold, steps=STEPS_BY_CLIENT),
     "scaffold, adam": partial(_scaffold, optimizer=optax.adam(0.05)),
-    "svrg": lambda p: fb.svrg(
+    "svrg": lambda p: fb.algorithms.svrg(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), refresh=0.5
     ),
     "flix(scaffold)": _flix,
     "apfl": _apfl,
-    "apfl agnostic": lambda p: fb.apfl_agnostic(
+    "apfl agnostic": lambda p: fb.algorithms.apfl_agnostic(
         p.loss,
         fb.Work(RATE, steps=3, batch_size=2),
         clients=len(COUNTS),
         q_rate=0.1,
         alpha=ALPHA_BY_CLIENT,
     ),
-    "apfl averaged": lambda p: fb.apfl_averaged(
+    "apfl averaged": lambda p: apfl_averaged(
         p.loss, fb.Work(RATE, steps=2, batch_size=2), alpha=ALPHA_BY_CLIENT, shift=5.0
     ),
     "local only": lambda p: fb.local_only(p.loss, fb.Work(RATE, steps=3, batch_size=2)),
-    "reptile": lambda p: fb.reptile(p.loss, fb.Work(RATE, steps=3, batch_size=2), 0.7),
-    "fomaml": lambda p: fb.fomaml(p.loss, fb.Work(0.05, steps=2, batch_size=2), RATE),
-    "perfedavg": lambda p: fb.perfedavg(
+    "reptile": lambda p: fb.algorithms.reptile(
+        p.loss, fb.Work(RATE, steps=3, batch_size=2), 0.7
+    ),
+    "fomaml": lambda p: fb.algorithms.fomaml(
+        p.loss, fb.Work(0.05, steps=2, batch_size=2), RATE
+    ),
+    "perfedavg": lambda p: fb.algorithms.perfedavg(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), inner_rate=0.05
     ),
-    "pfedme": lambda p: fb.pfedme(
+    "pfedme": lambda p: fb.algorithms.pfedme(
         p.loss,
         fb.Work(RATE, steps=3, batch_size=2),
         lam=2.0,
@@ -155,13 +160,13 @@ ALGORITHMS = {
     "ditto": lambda p: fb.ditto(
         _fedavg(p), p.loss, fb.Work(RATE, steps=STEPS_BY_CLIENT, batch_size=2), lam=0.5
     ),
-    "fedala": lambda p: fb.fedala(
+    "fedala": lambda p: fb.algorithms.fedala(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), head=_is_bias
     ),
-    "l2gd": lambda p: fb.l2gd(p.loss, RATE, lam=0.5, p=0.4, batch_size=2),
+    "l2gd": lambda p: fb.algorithms.l2gd(p.loss, RATE, lam=0.5, p=0.4, batch_size=2),
     "partial": partial(_partial, personal_steps=2),
     "partial, together": partial(_partial, order="together", personal_rate=0.05),
-    "agnostic": lambda p: fb.agnostic(
+    "agnostic": lambda p: fb.algorithms.agnostic(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), clients=len(COUNTS), q_rate=0.1
     ),
     "locodl, one mask": lambda p: fb.locodl(
@@ -172,7 +177,7 @@ ALGORITHMS = {
         moved=0.01,
         masks="one",
     ),
-    "mapper": lambda p: fb.mapper(
+    "mapper": lambda p: fb.algorithms.mapper(
         p.loss, fb.Work(RATE, steps=2, batch_size=2), held_out=0.4, grid=3
     ),
 }
@@ -193,28 +198,34 @@ WRAPPERS = {
 }
 
 ENCODERS = {
-    "identity": lambda algorithm, p: fb.compressed(algorithm, compress.identity()),
-    "compressed": lambda algorithm, p: fb.compressed(algorithm, compress.rand_k(2)),
-    "diana": lambda algorithm, p: fb.diana(algorithm, compress.rand_k(K_BY_CLIENT)),
-    "diana, first": lambda algorithm, p: fb.diana(
+    "identity": lambda algorithm, p: fb.transforms.compressed(
+        algorithm, compress.identity()
+    ),
+    "compressed": lambda algorithm, p: fb.transforms.compressed(
+        algorithm, compress.rand_k(2)
+    ),
+    "diana": lambda algorithm, p: fb.transforms.diana(
+        algorithm, compress.rand_k(K_BY_CLIENT)
+    ),
+    "diana, first": lambda algorithm, p: fb.transforms.diana(
         algorithm, compress.natural(), start="first"
     ),
-    "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
+    "ef21": lambda algorithm, p: fb.transforms.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.transforms.perm_k(algorithm, clients=7),
     "one mask, diana": lambda algorithm, p: fb.transforms.common_mask(
-        algorithm, compress.rand_k(2), how=fb.diana
+        algorithm, compress.rand_k(2), how=fb.transforms.diana
     ),
-    "byzantine": lambda algorithm, p: fb.byzantine(
+    "byzantine": lambda algorithm, p: fb.transforms.byzantine(
         algorithm, "noise", attackers=np.arange(len(COUNTS)) < 2
     ),
-    "inner product": lambda algorithm, p: fb.byzantine(
+    "inner product": lambda algorithm, p: fb.transforms.byzantine(
         algorithm, "inner_product", attackers=np.arange(len(COUNTS)) < 2
     ),
-    "clipped": lambda algorithm, p: fb.adaptive_clip(algorithm, 0.1),
+    "clipped": lambda algorithm, p: fb.transforms.adaptive_clip(algorithm, 0.1),
     "downlink": lambda algorithm, p: fb.transforms.downlink(
         algorithm, compress.top_k(2)
     ),
-    "mixed": lambda algorithm, p: fb.mixed_fl(
+    "mixed": lambda algorithm, p: fb.transforms.mixed_fl(
         algorithm,
         of_parameters(fb.trees.squared_norm),
         how="two_way",

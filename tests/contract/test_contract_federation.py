@@ -70,22 +70,24 @@ def _numbers():
 
 
 def _selected(algorithm, federated_data):
-    return fb.fedselect(algorithm, federated_data, rows={"rows": ("0",)})
+    return fb.transforms.fedselect(algorithm, federated_data, rows={"rows": ("0",)})
 
 
 def _private(algorithm, federated_data):
     del federated_data
-    return fb.dp_fedavg(algorithm, clip=0.05, noise=1.0, cohort=2, noise_from="seed")
+    return fb.transforms.dp_fedavg(
+        algorithm, clip=0.05, noise=1.0, cohort=2, noise_from="seed"
+    )
 
 
 def _by_tree(algorithm, federated_data):
     del federated_data
     options = {"noise": 1.0, "cohort": 2, "tree": 2, "noise_from": "seed"}
-    return fb.dp_ftrl(algorithm, clip=0.05, **options)
+    return fb.transforms.dp_ftrl(algorithm, clip=0.05, **options)
 
 
 def _mixed(how):
-    return lambda algorithm, federated_data: fb.mixed_fl(
+    return lambda algorithm, federated_data: fb.transforms.mixed_fl(
         algorithm, on_rows(_table_loss), how=how
     )
 

@@ -83,7 +83,7 @@ def test_errors_that_may_add_up_are_warned_of_in_one_line(name):
     assert {other for other in WITH if CELLS[name, other] == "!"} == {*CARRYING[name]}
 
 
-@pytest.mark.parametrize("build", [fb.scaffnew, _scafflix])
+@pytest.mark.parametrize("build", [fb.algorithms.scaffnew, _scafflix])
 def test_no_warning_where_nothing_adds_up(build):
     several, one = build(ON.loss, WORK), build(ON.loss, WORK._replace(steps=1))
     rand = compress.rand_k(1)

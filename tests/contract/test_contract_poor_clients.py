@@ -18,8 +18,10 @@ WORK: Any = {"steps": 2, "batch_size": 8}
 # Those that take rows apart, or several batches a step.
 PERSONAL = {
     "apfl": lambda: fb.apfl(LOSS, fb.Work(0.1, **WORK), alpha=0.5, held_out=0.2),
-    "perfedavg": lambda: fb.perfedavg(LOSS, fb.Work(0.1, **WORK), inner_rate=0.1),
-    "mapper": lambda: fb.mapper(LOSS, fb.Work(0.1, **WORK), grid=3),
+    "perfedavg": lambda: fb.algorithms.perfedavg(
+        LOSS, fb.Work(0.1, **WORK), inner_rate=0.1
+    ),
+    "mapper": lambda: fb.algorithms.mapper(LOSS, fb.Work(0.1, **WORK), grid=3),
 }
 
 

@@ -34,7 +34,7 @@ BUILDERS = {
     "scaffold": lambda rate: fb.scaffold(
         problem().loss, fb.Work(rate, steps=3, batch_size=2)
     ),
-    "fedprox": lambda mu: fb.fedprox(
+    "fedprox": lambda mu: fb.algorithms.fedprox(
         problem().loss, fb.Work(RATE, steps=3, batch_size=2), mu=mu
     ),
 }

@@ -108,7 +108,9 @@ def test_a_state_that_changes_its_dtype_is_refused_in_one_line():
     problem = PROBLEMS["quadratics"]
     work: dict[str, Any] = {"steps": 1, "batch_size": None}
     alone = fb.local_only(problem.loss, fb.Work(0.1, **work))
-    momentum = fb.fedopt(problem.loss, fb.Work(0.1, **work), optax.sgd(1.0, 0.5))
+    momentum = fb.algorithms.fedopt(
+        problem.loss, fb.Work(0.1, **work), optax.sgd(1.0, 0.5)
+    )
 
     def halved(function):
         def changed(*arguments):

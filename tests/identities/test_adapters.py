@@ -33,7 +33,7 @@ def parts(clients=CLIENTS):
     return np.split(np.arange(clients * ROWS), clients)
 
 
-MODEL = fb.adapt(PLAIN, how=fb.lora(RANK), inputs=rows()[0])
+MODEL = fb.adapt.adapt(PLAIN, how=fb.adapt.lora(RANK), inputs=rows()[0])
 LOSS = fb.losses.cross_entropy(MODEL.apply)
 DATA = fb.federate(rows(), parts())
 ONE = fb.federate(rows(clients=1), parts(1))
@@ -192,7 +192,7 @@ def test_ditto_without_pull_trains_alone_beside_fedavg():
 
 @SLOW
 def test_a_personal_adapter_that_is_zero_and_stays_leaves_fedavg():
-    two = fb.two_adapters(MODEL)
+    two = fb.adapt.two_adapters(MODEL)
     begun = {"shared": PARAMS, "personal": MODEL.init(jax.random.key(9))}
     loss = fb.losses.cross_entropy(two.apply)
     done = run(
@@ -202,15 +202,15 @@ def test_a_personal_adapter_that_is_zero_and_stays_leaves_fedavg():
 
 
 def test_ffa_lora_is_fedavg_on_adapters_with_one_a_for_all():
-    how = fb.lora(RANK, train="b")
-    frozen = fb.adapt(PLAIN, how=how, inputs=rows()[0])
+    how = fb.adapt.lora(RANK, train="b")
+    frozen = fb.adapt.adapt(PLAIN, how=how, inputs=rows()[0])
     base = PLAIN.init(jax.random.key(0))
     fixed = how.fixed(PATH, uses_of(PLAIN, base, rows()[0])[PATH])
     b = {"b": PARAMS[PATH]["b"]}
     small = run(
         fb.fedavg(fb.losses.cross_entropy(frozen.apply), WORK), params={PATH: b}
     )
-    preset = run(fb.ffa_lora(LOSS, WORK), params={PATH: b | fixed})
+    preset = run(fb.algorithms.ffa_lora(LOSS, WORK), params={PATH: b | fixed})
     close(preset.shared[PATH]["b"], small.shared[PATH]["b"])
     close(preset.personal(0)[PATH]["a"], fixed["a"], atol=0)
     assert preset.message_bits.up == small.message_bits.up == 32 * b["b"].size
@@ -219,7 +219,7 @@ def test_ffa_lora_is_fedavg_on_adapters_with_one_a_for_all():
 @pytest.mark.parametrize("name", ["rolora", *LATER])
 def test_which_methods_have_the_mean_of_products_as_the_product_of_means(name):
     """After each round; FedAvg misses it by more than a thousandth of its length."""
-    algorithm = getattr(fb, name)(LOSS, WORK)
+    algorithm = getattr(fb.algorithms, name)(LOSS, WORK)
     down = fb.Down(PARAMS, jnp.zeros((), jnp.int32))
     for number in range(3):
         down = down._replace(round=jnp.asarray(number, jnp.int32))
@@ -238,11 +238,11 @@ def test_which_methods_have_the_mean_of_products_as_the_product_of_means(name):
 
 @SLOW
 def test_two_clients_of_the_rest_of_the_world_have_each_others_adapters():
-    two = fb.two_adapters(MODEL)
+    two = fb.adapt.two_adapters(MODEL)
     loss = fb.losses.cross_entropy(two.apply)
     begun = {"shared": PARAMS, "personal": PARAMS}
     pair = fb.federate(rows(clients=2), parts(2))
-    done = run(fb.fedalt_lora(loss, WORK, clients=2), pair, params=begun)
+    done = run(fb.algorithms.fedalt_lora(loss, WORK, clients=2), pair, params=begun)
     first, second = done.personal(0), done.personal(1)
     close(first["shared"], second["personal"], atol=1e-6)
     close(second["shared"], first["personal"], atol=1e-6)
@@ -255,9 +255,9 @@ def test_methods_on_factors_refuse_models_without():
     for name in ("fedsa_lora", "ffa_lora", "rolora"):
         line = rf"^{name}: params: '\*/[ab]' is not a part of a model with hidden/0/w"
         with pytest.raises(UserError, match=line):
-            run(getattr(fb, name)(plain, WORK), params=begun)
+            run(getattr(fb.algorithms, name)(plain, WORK), params=begun)
     line = "^fedalt_lora: params: a model's is not those of pairs of adapters"
     with pytest.raises(UserError, match=line):
-        run(fb.fedalt_lora(plain, WORK, clients=CLIENTS), params=begun)
+        run(fb.algorithms.fedalt_lora(plain, WORK, clients=CLIENTS), params=begun)
     with pytest.raises(UserError, match="clients: 1 is not a whole number"):
-        fb.fedalt_lora(plain, WORK, clients=1)
+        fb.algorithms.fedalt_lora(plain, WORK, clients=1)

@@ -71,7 +71,9 @@ def test_fedavg_ends_at_its_own_fixed_point_and_not_at_the_optimum(weights):
 
 @each_weights
 def test_fedprox_ends_between_fedavg_and_the_optimum(weights):
-    reached = end(fb.fedprox(on.loss, fb.Work(RATE, **work), mu=MU), weights).shared
+    reached = end(
+        fb.algorithms.fedprox(on.loss, fb.Work(RATE, **work), mu=MU), weights
+    ).shared
     np.testing.assert_allclose(reached, fixed_point(weights, MU), **LIMIT)
     best = problems.optimum(on, weights)
     drift = np.linalg.norm(reached - best)

@@ -51,9 +51,9 @@ def averaged():
 @pytest.mark.parametrize(
     "algorithm",
     [
-        fb.fedprox(on.loss, fb.Work(RATE, **noisy), mu=0.0),
-        fb.fedopt(on.loss, fb.Work(RATE, **noisy), 1.0),
-        fb.fedopt(on.loss, fb.Work(RATE, **noisy), optax.sgd(1.0)),
+        fb.algorithms.fedprox(on.loss, fb.Work(RATE, **noisy), mu=0.0),
+        fb.algorithms.fedopt(on.loss, fb.Work(RATE, **noisy), 1.0),
+        fb.algorithms.fedopt(on.loss, fb.Work(RATE, **noisy), optax.sgd(1.0)),
         fb.fedavg(on.loss, fb.Work(optax.sgd(RATE), **noisy)),
         fb.fedavg(on.loss, fb.Work(RATE, steps=np.full(7, 4), batch_size=2)),
         fb.fedavg(on.loss, fb.Work(fb.Scheduled(lambda t: RATE, "round"), **noisy)),
@@ -80,8 +80,8 @@ def test_is_fedavg(algorithm, averaged):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        fb.fedprox(on.loss, fb.Work(RATE, **noisy), mu=0.3),
-        fb.fedopt(on.loss, fb.Work(RATE, **noisy), 0.9),
+        fb.algorithms.fedprox(on.loss, fb.Work(RATE, **noisy), mu=0.3),
+        fb.algorithms.fedopt(on.loss, fb.Work(RATE, **noisy), 0.9),
         fb.scaffold(on.loss, fb.Work(RATE, **noisy)),
     ],
     ids=["fedprox", "fedopt", "scaffold"],
@@ -181,7 +181,7 @@ def test_the_median_of_one_client_is_that_client():
     "build",
     [
         lambda loss: fb.fedavg(loss, fb.Work(RATE, **full)),
-        lambda loss: fb.fedprox(loss, fb.Work(RATE, **full), mu=0.5),
+        lambda loss: fb.algorithms.fedprox(loss, fb.Work(RATE, **full), mu=0.5),
         lambda loss: fb.scaffold(loss, fb.Work(RATE, **full)),
     ],
     ids=["fedavg", "fedprox", "scaffold"],

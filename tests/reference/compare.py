@@ -74,7 +74,7 @@ def fedavg_gaps():
 
 
 def fedprox_gaps():
-    algorithm = fb.fedprox(on.loss, fb.Work(RATE, steps=5, **full), mu=0.7)
+    algorithm = fb.algorithms.fedprox(on.loss, fb.Work(RATE, steps=5, **full), mu=0.7)
     theirs = paper.fedprox(by_count, start, rounds, RATE, SAME, 0.7)
     yield "fedprox", run(algorithm, "by_count").shared, theirs
 
@@ -87,7 +87,7 @@ def fedopt_gaps():
         "momentum": (optax.sgd(0.1, 0.9), paper.momentum),
     }
     for name, (ours, rule) in servers.items():
-        algorithm = fb.fedopt(on.loss, fb.Work(RATE, steps=5, **full), ours)
+        algorithm = fb.algorithms.fedopt(on.loss, fb.Work(RATE, steps=5, **full), ours)
         theirs = paper.fedopt(by_count, start, rounds, RATE, SAME, 0.1, rule)
         yield f"fedopt, {name}", run(algorithm, "by_count").shared, theirs
 
@@ -122,7 +122,9 @@ def svrg_gaps():
         named = [keys.named(key, "anchor") for key in own]
         coins.append([bool(jax.random.bernoulli(key, refresh)) for key in named])
     rows = [train.rows(client) for client in range(7)]
-    algorithm = fb.svrg(on.loss, fb.Work(RATE, steps=3, batch_size=2), refresh=refresh)
+    algorithm = fb.algorithms.svrg(
+        on.loss, fb.Work(RATE, steps=3, batch_size=2), refresh=refresh
+    )
     for weights, share in (("by_count", train.counts), ("uniform", np.ones(7))):
         problem = paper.Quadratic(matrices, vectors, share, rows)
         done = run(algorithm, weights)
@@ -148,8 +150,8 @@ def personal_gaps():
 
 def meta_gaps():
     methods = {
-        "reptile": (fb.reptile, paper.reptile, 0.7),
-        "fomaml": (fb.fomaml, paper.fomaml, 0.3),
+        "reptile": (fb.algorithms.reptile, paper.reptile, 0.7),
+        "fomaml": (fb.algorithms.fomaml, paper.fomaml, 0.3),
     }
     for name, (ours, theirs, rate) in methods.items():
         for steps in (SAME, BY_CLIENT):

@@ -22,6 +22,7 @@ import apfl_transcription as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import keys, mixing  # noqa: E402
+from fedblend.algorithms.apfl_averaged import apfl_averaged  # noqa: E402
 from fedblend.batches import part, random_rows  # noqa: E402
 from fedblend.losses import objective, squared_error  # noqa: E402
 from fedblend.simulation.sampling import cohorts  # noqa: E402
@@ -142,7 +143,7 @@ def averaged_gaps():
     decay = Decay(3.0, 12.0)
     schedule = fb.Scheduled(decay, "step")
     done = run(
-        fb.apfl_averaged(loss, fb.Work(schedule, **work), alpha=1 - LOCAL, shift=12.0)
+        apfl_averaged(loss, fb.Work(schedule, **work), alpha=1 - LOCAL, shift=12.0)
     )
     w, w_hat, v_hat = paper.averaged(
         by_hand, begin, chosen, drawn(), lambda t: 3 / (t + 12), LOCAL, 12.0

@@ -98,7 +98,7 @@ def comparisons(name, federated_data, loss, clients):
     yield f"{name}, dgd: deployed", models(done), paper.deployed(clients, ALPHA, x)
 
     step = 1 / (L_alpha + 2 * np.max(stiff * OMEGA) / CLIENTS)
-    done = run(fb.compressed(descent(step), compress.rand_k(K)))
+    done = run(fb.transforms.compressed(descent(step), compress.rand_k(K)))
     x = paper.dcgd(
         clients,
         ALPHA,
@@ -117,7 +117,11 @@ def comparisons(name, federated_data, loss, clients):
         for client, a in zip(clients, ALPHA, strict=True)
     ]
     for begun, h_i in (("zero", [np.zeros(DIM)] * CLIENTS), ("first", gradients)):
-        done = run(fb.diana(descent(step), compress.rand_k(K), rate=BETA, start=begun))
+        done = run(
+            fb.transforms.diana(
+                descent(step), compress.rand_k(K), rate=BETA, start=begun
+            )
+        )
         x, h, own = paper.diana(
             clients,
             ALPHA,

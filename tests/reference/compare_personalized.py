@@ -103,7 +103,9 @@ def perfedavg_gaps():
     ]
     settings: dict[str, Any] = {"inner_rate": 0.2, "delta": 0.1, "adapt_steps": 2}
     numbers = (0.2, 0.4)
-    done = run(fb.perfedavg(loss, fb.Work(0.4, **noisy), **settings), "uniform")
+    done = run(
+        fb.algorithms.perfedavg(loss, fb.Work(0.4, **noisy), **settings), "uniform"
+    )
     w = paper.perfedavg(uniform, start, members, *numbers, paper.exact, 0.1, batches)
     yield "perfedavg, exact: model", done.shared, w
     own = [keys.at(root, "personal", ROUNDS, client) for client in range(CLIENTS)]
@@ -117,7 +119,9 @@ def perfedavg_gaps():
     yield "perfedavg, exact: personal", personal(done), models
     forms = {"differences": paper.hessian_free, "none": paper.first_order}
     for name, product in forms.items():
-        algorithm = fb.perfedavg(loss, fb.Work(0.4, **noisy), hessian=name, **settings)
+        algorithm = fb.algorithms.perfedavg(
+            loss, fb.Work(0.4, **noisy), hessian=name, **settings
+        )
         down = fb.Down(jnp.asarray(start), jnp.zeros((), jnp.int32))
         key, shard = keys.at(root, "client", 0, 3), jax.device_put(train.shard(3))
         up, _ = jax.jit(algorithm.client)(down, (), shard, key)
@@ -127,7 +131,7 @@ def perfedavg_gaps():
 
 def pfedme_gaps():
     settings = {"lam": 1.5, "inner_rate": 0.25, "inner_steps": 3, "server_rate": 0.8}
-    done = run(fb.pfedme(loss, fb.Work(0.3, **noisy), **settings), "uniform")
+    done = run(fb.algorithms.pfedme(loss, fb.Work(0.3, **noisy), **settings), "uniform")
     w, theta = paper.pfedme(uniform, start, members, 1.5, 0.3, 0.25, 3, 0.8, drawn())
     yield "pfedme: model", done.shared, w
     yield "pfedme: personal", personal(done), theta

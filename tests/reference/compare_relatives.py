@@ -52,7 +52,7 @@ def new_run(algorithm, params=on.params, cohort=COHORT):
 
 def l2gd_gaps():
     n, lam, p = 7, 0.8, 0.4
-    run = new_run(fb.l2gd(on.loss, RATE, lam=lam, p=p, **full), cohort=n)
+    run = new_run(fb.algorithms.l2gd(on.loss, RATE, lam=lam, p=p, **full), cohort=n)
     said, coins = [jax.device_get(run.down.extra["l2gd"]) for _ in run], []
     for before, after in pairwise(said):
         coins += [0] * int(before.local) + [1] * int(after.averaging)
@@ -66,7 +66,7 @@ def l2gd_gaps():
 
 def fedrep_gaps():
     params = {"body": on.params[:SPLIT], "head": on.params[SPLIT:]}
-    algorithm = fb.fedrep(
+    algorithm = fb.algorithms.fedrep(
         lambda tree, rows: on.loss(jnp.concatenate([tree["body"], tree["head"]]), rows),
         fb.Work(RATE, steps=3, **full),
         head=lambda path: path == "head",
@@ -108,7 +108,7 @@ def partial_gaps():
 
 def agnostic_gaps():
     for steps in (1, 3):
-        algorithm = fb.agnostic(
+        algorithm = fb.algorithms.agnostic(
             on.loss, fb.Work(RATE, steps=steps, **full), clients=7, q_rate=0.3
         )
         run = new_run(algorithm).complete()
@@ -124,7 +124,7 @@ def mapper_gaps():
     rows = [train.rows(client) for client in range(7)]
     weights = np.linspace(0, 1, 5)
     fitted = {"alpha": 0.3, "grid": 5, "held_out": 0.4}
-    algorithm = fb.mapper(on.loss, fb.Work(RATE, steps=4, **full), **fitted)
+    algorithm = fb.algorithms.mapper(on.loss, fb.Work(RATE, steps=4, **full), **fitted)
     run = new_run(algorithm).complete()
     z, own, alphas = paper.mapper(
         rows, start, chosen, RATE, 4, 0.4, weights, 0.3, train.counts

@@ -47,7 +47,7 @@ def problem():
 
 def adapted(how):
     _, _, model, (x, _), _ = problem()
-    return fb.adapt(model, how=how, inputs=x, where=[NAME])
+    return fb.adapt.adapt(model, how=how, inputs=x, where=[NAME])
 
 
 def run(algorithm, params):
@@ -86,12 +86,12 @@ def factors(adapter):
 
 
 def test_fedsa_lora():
-    model = adapted(fb.lora(RANK))
+    model = adapted(fb.adapt.lora(RANK))
     params = start(model)
     base, data, *_ = problem()
     loss = fb.losses.squared_error(model.apply)
     a, b = paper.fedsa(base, data, *factors(params[NAME]), members(), RATE, STEPS)
-    done = run(fb.fedsa_lora(loss, WORK), params)
+    done = run(fb.algorithms.fedsa_lora(loss, WORK), params)
     close(done.shared[NAME]["a"], a)
     for client in range(CLIENTS):
         close(done.personal(client)[NAME]["b"], b[client])
@@ -101,27 +101,29 @@ def test_fedsa_lora():
     "name", ["rolora", pytest.param("ffa_lora", marks=pytest.mark.slow)]
 )
 def test_one_factor_at_a_time(name):
-    model = adapted(fb.lora(RANK))
+    model = adapted(fb.adapt.lora(RANK))
     params = start(model)
     base, data, *_ = problem()
     loss = fb.losses.squared_error(model.apply)
     turns = "b" * ROUNDS if name == "ffa_lora" else "ba" * (ROUNDS // 2)
     given = (*factors(params[NAME]), members(), RATE, STEPS, turns)
     a, b = paper.alternating(base, data, *given)
-    done = run(getattr(fb, name)(loss, WORK), params)
+    done = run(getattr(fb.algorithms, name)(loss, WORK), params)
     close(done.personal(0)[NAME]["a"], a)
     close(done.shared[NAME]["b"], b)
 
 
 @pytest.mark.slow
 def test_fedalt_of_pillutla_on_two_adapters():
-    model = fb.two_adapters(adapted(fb.lora(RANK)))
+    model = fb.adapt.two_adapters(adapted(fb.adapt.lora(RANK)))
     params = start(model)
     base, data, *_ = problem()
     loss = fb.losses.squared_error(model.apply)
     begun = {part: factors(params[part][NAME]) for part in params}
     shared, own = paper.two_adapters(base, data, begun, members(), RATE, STEPS)
-    algorithm = fb.fedalt(loss, WORK, personal=["personal"], personal_steps=STEPS)
+    algorithm = fb.algorithms.fedalt(
+        loss, WORK, personal=["personal"], personal_steps=STEPS
+    )
     done = run(algorithm, params)
     for found, wanted in zip(factors(done.shared["shared"][NAME]), shared, strict=True):
         close(found, wanted)
@@ -133,14 +135,14 @@ def test_fedalt_of_pillutla_on_two_adapters():
 
 def test_fedalt_with_the_rest_of_the_world():
     """Partial cohorts: the mean of the others has the last adapter of each of them."""
-    model = adapted(fb.gated_lora(RANK))
+    model = adapted(fb.adapt.gated_lora(RANK))
     params = start(model)
     params[NAME]["gate"] = jnp.zeros_like(params[NAME]["gate"])
     base, data, *_ = problem()
     loss = fb.losses.squared_error(model.apply)
     begun = factors(params[NAME]["personal"])
     own, gates = paper.fedalt(base, data, *begun, members(), RATE, STEPS)
-    done = run(fb.fedalt_lora(loss, WORK, clients=CLIENTS), params)
+    done = run(fb.algorithms.fedalt_lora(loss, WORK, clients=CLIENTS), params)
     assert max(np.abs(gate).max() for gate in gates) > 0.01
     for client in range(CLIENTS):
         found = done.personal(client)[NAME]

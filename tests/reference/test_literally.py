@@ -186,7 +186,9 @@ def test_a_nudge_of_some_parameters(how):
         lambda here: jnp.square(here["table"] - target).sum() / 2
     )
     clients = fb.fedavg(loss, fb.Work(RATE, steps=steps, batch_size=None))
-    mixed = fb.mixed_fl(clients, server, how=how, weights=(w_f, w_c), steps=steps)
+    mixed = fb.transforms.mixed_fl(
+        clients, server, how=how, weights=(w_f, w_c), steps=steps
+    )
     start = {"table": jnp.array([0.2, 0.1]), "rest": jnp.array([-0.3])}
     run = fb.simulate(
         partial_correction(mixed, ["table"]), start, on, ROOT, rounds=rounds

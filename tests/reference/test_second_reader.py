@@ -16,6 +16,7 @@ import pytest
 import second_reader as paper
 
 import fedblend as fb
+from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.algorithms.l2gd import L2gdClient, Tosses
 from fedblend.simulation.sampling import cohorts
 from fedblend.trees import precision
@@ -107,7 +108,7 @@ def test_apfl_outputs_of_the_theorems():
     # Step t = 1, 2 ... has the rate 3/(t + 7), and a schedule counts from 0.
     schedule = fb.Scheduled(lambda count: 3.0 / (count + 8), "step")
     run = ran(
-        fb.apfl_averaged(loss, fb.Work(schedule, **FULL), alpha=1 - LOCAL, shift=7.0)
+        apfl_averaged(loss, fb.Work(schedule, **FULL), alpha=1 - LOCAL, shift=7.0)
     )
     said = {"rate": lambda t: 3 / (t + 7), "weights": LOCAL, "shift": 7.0}
     w, personal = paper.apfl_outputs(OWN_ROWS, BEGIN, chosen(), steps=STEPS, **said)
@@ -118,7 +119,7 @@ def test_apfl_outputs_of_the_theorems():
 @pytest.mark.parametrize("hessian", ["exact", "differences", "none"])
 def test_perfedavg(hessian):
     said: dict[str, Any] = {"inner_rate": 0.4, "hessian": hessian, "delta": 0.01}
-    run = ran(fb.perfedavg(loss, fb.Work(0.3, **FULL), **said))
+    run = ran(fb.algorithms.perfedavg(loss, fb.Work(0.3, **FULL), **said))
     w, personal = paper.perfedavg(
         OWN_ROWS, BEGIN, chosen(), steps=STEPS, rate=0.3, **said
     )
@@ -128,7 +129,11 @@ def test_perfedavg(hessian):
 
 def test_pfedme_with_an_inner_problem_that_is_solved():
     inner: dict[str, Any] = {"inner_rate": 0.3, "inner_steps": 80}
-    run = ran(fb.pfedme(loss, fb.Work(0.1, **FULL), lam=2.0, server_rate=1.5, **inner))
+    run = ran(
+        fb.algorithms.pfedme(
+            loss, fb.Work(0.1, **FULL), lam=2.0, server_rate=1.5, **inner
+        )
+    )
     said = {"rate": 0.1, "lam": 2.0, "server_rate": 1.5}
     w, theta = paper.pfedme(OWN_ROWS, BEGIN, chosen(), steps=STEPS, **said)
     same(run.shared, w)
@@ -149,7 +154,9 @@ def test_l2gd_with_the_coins_that_fell():
     averagings up to the next local step; the first local steps come before any."""
     lam, p = 0.5, 0.4
     run = ran(
-        fb.l2gd(loss, 0.3, lam=lam, p=p, batch_size=None), cohort=CLIENTS, every=1
+        fb.algorithms.l2gd(loss, 0.3, lam=lam, p=p, batch_size=None),
+        cohort=CLIENTS,
+        every=1,
     )
     coins, before = [], (0, 0)
     for _ in run:
@@ -168,7 +175,7 @@ def test_l2gds_slope_is_the_mean_gradient():
     train = fb.federate((INPUTS, LABELS), PARTS).train
     none, three = jnp.int32(0), jnp.int32(3)
     down = fb.Down(jnp.asarray(BEGIN), none, extra={"l2gd": Tosses(none, three)})
-    up, _ = fb.l2gd(loss, 0.3, lam=0.5, p=0.4, batch_size=None).client(
+    up, _ = fb.algorithms.l2gd(loss, 0.3, lam=0.5, p=0.4, batch_size=None).client(
         down,
         L2gdClient(down.shared),
         jax.device_put(train.shard(2)),
@@ -185,7 +192,7 @@ def test_fedrep():
 
     work: dict[str, Any] = {"head_steps": 2, "steps": STEPS}
     run = ran(
-        fb.fedrep(
+        fb.algorithms.fedrep(
             bilinear,
             fb.Work(0.2, steps=STEPS, batch_size=None),
             head="head".__eq__,
@@ -204,7 +211,7 @@ def test_fedrep():
 def test_agnostic(cohort, steps):
     said = {"q_rate": 0.2, "steps": steps}
     run = ran(
-        fb.agnostic(
+        fb.algorithms.agnostic(
             loss,
             fb.Work(0.3, steps=steps, batch_size=None),
             clients=CLIENTS,
@@ -219,7 +226,11 @@ def test_agnostic(cohort, steps):
 
 def test_agnostic_apfl():
     chosen_q: dict[str, Any] = {"clients": CLIENTS, "q_rate": 0.2}
-    run = ran(fb.apfl_agnostic(loss, fb.Work(0.3, **FULL), alpha=1 - LOCAL, **chosen_q))
+    run = ran(
+        fb.algorithms.apfl_agnostic(
+            loss, fb.Work(0.3, **FULL), alpha=1 - LOCAL, **chosen_q
+        )
+    )
     said: dict[str, Any] = {"alpha_rate": 0.3, "when": "step", "rates": [0.3] * STEPS}
     w, q, personal = paper.apfl_agnostic(
         OWN_ROWS, BEGIN, chosen(), weights=LOCAL, q_rate=0.2, **said
@@ -238,7 +249,7 @@ def test_mapper(grid):
     numbers = np.arange(CLIENTS)
     rows = np.repeat(INPUTS[numbers], COUNTS, 0), np.repeat(LABELS[numbers], COUNTS)
     work = fb.Work(10.0, **FULL)
-    mapper = fb.mapper(loss, work, held_out=0.5, grid=grid, alpha=0.5)
+    mapper = fb.algorithms.mapper(loss, work, held_out=0.5, grid=grid, alpha=0.5)
     run = ran(mapper, rows=rows)
     single = [(INPUTS[i : i + 1], LABELS[i : i + 1]) for i in numbers]
     tried = np.linspace(0, 1, grid) if grid else [0.5]

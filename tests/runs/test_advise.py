@@ -5,7 +5,7 @@
 On quadratics they are linear algebra: with one step of full gradients parallel training
 and one-way transfer are the same, and with eight on alike clients parallel training
 stalls off the optimum, which transfers reach. On digits they are from runs of
-``fb.mixed_fl`` itself, six to eight rates for each method, with eight seeds where there
+``mixed_fl`` itself, six to eight rates for each method, with eight seeds where there
 is chance, after as many rounds as here. The best mixed losses of parallel, one_way and
 two_way, with their standard errors: on few rows with full gradients 0.197, 0.488,
 0.097; with batches of 64 at the server 0.220 (0.009), 0.511 (0.023), 0.097 (0.004); of

@@ -121,7 +121,7 @@ def test_models_and_algorithms_of_ones_own(digits):
     binary = np.where(names < "digit 5", "low", "high")
 
     def proximal(loss):
-        return fb.fedprox(loss, fb.Work(0.5, steps=2, batch_size=10), mu=0.1)
+        return fb.algorithms.fedprox(loss, fb.Work(0.5, steps=2, batch_size=10), mu=0.1)
 
     ours = FederatedClassifier(fb.models.mlp(64, 2, hidden=(8,)), proximal, rounds=5)
     copy: Any = clone(ours)

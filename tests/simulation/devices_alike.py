@@ -48,8 +48,8 @@ CASES: dict[str, fb.Algorithm] = {
     "fedavg": FEDAVG,
     "scaffold": fb.scaffold(LOSS, WORK),
     "apfl": fb.apfl(LOSS, WORK, alpha=0.5),
-    "flix_diana": fb.diana(FLIX, fb.compress.rand_k(20)),
-    "two_way": fb.mixed_fl(FEDAVG, on_rows(LOSS, 4), how="two_way"),
+    "flix_diana": fb.transforms.diana(FLIX, fb.compress.rand_k(20)),
+    "two_way": fb.transforms.mixed_fl(FEDAVG, on_rows(LOSS, 4), how="two_way"),
 }
 
 

@@ -216,7 +216,7 @@ noise.new_secret, devices.local = counted, compared
 data, _ = fb.datasets.quadratics(clients=16, dim=3)
 work = fb.Work(0.1, steps=2, batch_size=None)
 plain = fb.fedavg(fb.datasets.quadratic_loss, work)
-private = fb.dp_fedavg(plain, clip=1.0, noise=1.0, cohort=16)
+private = fb.transforms.dp_fedavg(plain, clip=1.0, noise=1.0, cohort=16)
 run = fb.simulate(private, jnp.zeros(3), data, jax.random.key(0), rounds=4, chunk=2)
 run.complete()
 print(len(jax.devices()), len(drawn), int(all(alike)))

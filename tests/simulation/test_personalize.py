@@ -86,7 +86,9 @@ def test_pfedme_and_ditto_have_the_same_new_clients(exact):
     work = fb.Work(RATE, steps=STEPS, **FULL)
     near = {"lam": lam, "inner_rate": RATE, "inner_steps": STEPS}
     ditto = joined(fb.ditto(shared, exact.loss, work, lam=lam), exact, 1)
-    pfedme = joined(fb.pfedme(exact.loss, fb.Work(RATE, **one), **near), exact, 1)
+    pfedme = joined(
+        fb.algorithms.pfedme(exact.loss, fb.Work(RATE, **one), **near), exact, 1
+    )
     np.testing.assert_allclose(ditto, expected, atol=1e-10)
     np.testing.assert_allclose(pfedme, expected, atol=1e-10)
 

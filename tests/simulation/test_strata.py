@@ -125,7 +125,9 @@ def test_the_optimum_of_the_mixture_is_reached(how):
         algorithm = fb.fedavg(LOSS, fb.Work(0.2, steps=1, batch_size=None))
         if how is not None:
             server = central_loss.on_rows(LOSS)
-            algorithm = fb.mixed_fl(algorithm, server, how=how, weights=(w_f, w_c))
+            algorithm = fb.transforms.mixed_fl(
+                algorithm, server, how=how, weights=(w_f, w_c)
+            )
         run = fb.simulate(
             algorithm,
             jnp.zeros(DIM),
@@ -233,9 +235,11 @@ def test_what_strata_would_break_is_refused():
         check(even, Needs(uniform=True), "mean")
     with pytest.raises(ValueError, match="'median'"):
         check(even, Needs(), "median")
-    for wrapped in (fb.diana, fb.ef21):
+    for wrapped in (fb.transforms.diana, fb.transforms.ef21):
         compressor = (
-            fb.compress.rand_k(1) if wrapped is fb.diana else fb.compress.top_k(1)
+            fb.compress.rand_k(1)
+            if wrapped is fb.transforms.diana
+            else fb.compress.top_k(1)
         )
         algorithm = fb.fedavg(LOSS, fb.Work(0.1, steps=1, batch_size=None))
         assert wrapped(algorithm, compressor).needs.memories

@@ -131,14 +131,16 @@ def comparisons(every: bool):
         same = np.full(CLIENTS, 2)
         for words, k in (("one k", same), ("k by client", K)):
             ours = compress.rand_k(2 if k is same else K, places="sent")
-            done = run(fb.compressed(plain, ours), named, cohort)
+            done = run(fb.transforms.compressed(plain, ours), named, cohort)
             yield f"dcgd, {words}, {end}", done.shared, dcgd(rounds, weights, k)
         omega = DIM / K - 1
         for words, b in (("b by client", B), ("usual b", None), ("one b", 0.15)):
             for begun in ("zero", "first"):
                 if not every and (words, begun) not in FEW:
                     continue
-                ours = fb.diana(plain, compress.rand_k(K), rate=b, start=begun)
+                ours = fb.transforms.diana(
+                    plain, compress.rand_k(K), rate=b, start=begun
+                )
                 done = run(ours, named, cohort)
                 rates = 1 / (omega + 1) if b is None else np.broadcast_to(b, CLIENTS)
                 x, h, own = diana(rounds, weights, K, rates, begun == "first")
@@ -149,7 +151,9 @@ def comparisons(every: bool):
                 yield f"{name}: client memories", memories / -RATE, own
         for words, k in (("one k", same), ("k by client", K)):
             done = run(
-                fb.ef21(plain, compress.top_k(2 if k is same else K)), named, cohort
+                fb.transforms.ef21(plain, compress.top_k(2 if k is same else K)),
+                named,
+                cohort,
             )
             x, own = ef21(rounds, weights, k)
             estimates = np.stack([done.client(i).estimate for i in range(CLIENTS)])

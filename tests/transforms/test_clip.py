@@ -50,7 +50,7 @@ def test_a_fixed_bound_is_numpys():
     with precision("float64"):
         on = problems.quadratics()
         counts = np.asarray(on.federated_data.train.counts)
-        done = run(on, fb.clip(descent(on), NORM))
+        done = run(on, fb.transforms.clip(descent(on), NORM))
         expected, _ = by_hand(on, counts / counts.sum())
         np.testing.assert_allclose(done.shared, expected, rtol=1e-10, atol=0)
 
@@ -58,7 +58,7 @@ def test_a_fixed_bound_is_numpys():
 def test_a_tracked_bound_is_numpys_and_one_number_travels():
     with precision("float64"):
         on = problems.quadratics()
-        tracked = fb.adaptive_clip(descent(on), NORM, quantile=0.3, rate=0.4)
+        tracked = fb.transforms.adaptive_clip(descent(on), NORM, quantile=0.3, rate=0.4)
         done = run(on, tracked, weights="uniform")
         expected, bound = by_hand(on, np.full(7, 1 / 7), 0.3, 0.4)
         np.testing.assert_allclose(done.shared, expected, rtol=1e-10, atol=0)
@@ -89,8 +89,8 @@ def test_the_bound_settles_at_the_quantile():
         (np.zeros((50, 1, 1), np.float32), vectors), np.arange(50)[:, None]
     )
     on = problems.Problem(federated_data, problems.quadratic_loss, jnp.zeros(1))
-    say = fb.fedopt(on.loss, fb.Work(1.0, **full), 0.0)
-    tracked = fb.adaptive_clip(say, 1.0, quantile=0.9, rate=0.2)
+    say = fb.algorithms.fedopt(on.loss, fb.Work(1.0, **full), 0.0)
+    tracked = fb.transforms.adaptive_clip(say, 1.0, quantile=0.9, rate=0.2)
     reached = run(on, tracked, rounds=200).down.extra["adaptive_clip"]
     assert abs(float(reached) - 45.5) <= 1
 
@@ -99,16 +99,18 @@ def test_what_clients_keep_is_not_clipped():
     on = problems.quadratics()
     alpha = np.linspace(0.2, 0.9, 7)
     apfl = fb.apfl(on.loss, fb.Work(RATE, **full), alpha=alpha, learn="fixed")
-    plain, tight = (run(on, one, rounds=1) for one in (apfl, fb.clip(apfl, 1e-3)))
+    plain, tight = (
+        run(on, one, rounds=1) for one in (apfl, fb.transforms.clip(apfl, 1e-3))
+    )
     moved = [float(jnp.linalg.norm(one.shared - on.params)) for one in (plain, tight)]
     assert moved[1] <= 1.001e-3 < moved[0]
     jax.tree.map(np.testing.assert_array_equal, tight.client(3), plain.client(3))
 
 
-@pytest.mark.parametrize("encoder", [fb.compressed, fb.diana])
+@pytest.mark.parametrize("encoder", [fb.transforms.compressed, fb.transforms.diana])
 def test_encoders_go_around(encoder):
     on = problems.quadratics()
-    tracked = fb.adaptive_clip(descent(on), NORM)
+    tracked = fb.transforms.adaptive_clip(descent(on), NORM)
     encoded = encoder(tracked, compress.natural())
     usual = (encoded, on.params, on.federated_data, jax.random.key(0))
     assert fb.simulate(*usual, rounds=1).message_bits.up == 8 * 4 + 32
@@ -117,14 +119,17 @@ def test_encoders_go_around(encoder):
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (lambda inner: fb.clip(inner, 0.0), "^clip: norm: 0.0 is not .* above 0"),
-        (lambda inner: fb.clip(inner, np.nan), "^clip: norm: nan is not"),
         (
-            lambda inner: fb.adaptive_clip(inner, 1.0, quantile=1.5),
+            lambda inner: fb.transforms.clip(inner, 0.0),
+            "^clip: norm: 0.0 is not .* above 0",
+        ),
+        (lambda inner: fb.transforms.clip(inner, np.nan), "^clip: norm: nan is not"),
+        (
+            lambda inner: fb.transforms.adaptive_clip(inner, 1.0, quantile=1.5),
             r"^adaptive_clip: quantile: 1.5 is not in \[0, 1\]",
         ),
         (
-            lambda inner: fb.adaptive_clip(inner, 1.0, rate=-1),
+            lambda inner: fb.transforms.adaptive_clip(inner, 1.0, rate=-1),
             "^adaptive_clip: rate: -1 is not",
         ),
     ],
@@ -137,9 +142,14 @@ def test_numbers_out_of_range_are_refused(build, line):
 def test_what_cannot_be_clipped_is_refused():
     on = problems.quadratics()
     with pytest.raises(ValueError, match=r"^clip: .* are encoded already"):
-        run(on, fb.clip(fb.compressed(descent(on), compress.rand_k(1)), 1.0))
+        run(
+            on,
+            fb.transforms.clip(
+                fb.transforms.compressed(descent(on), compress.rand_k(1)), 1.0
+            ),
+        )
     alone = fb.local_only(on.loss, fb.Work(RATE, **full))
     with pytest.raises(ValueError, match=r"^adaptive_clip: .* send no update"):
-        run(on, fb.adaptive_clip(alone, 1.0))
+        run(on, fb.transforms.adaptive_clip(alone, 1.0))
     with pytest.raises(ValueError, match=r"^reduction: 'median' .* counts on a mean"):
-        run(on, fb.adaptive_clip(descent(on), 1.0), reduction="median")
+        run(on, fb.transforms.adaptive_clip(descent(on), 1.0), reduction="median")

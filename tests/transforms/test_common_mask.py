@@ -63,7 +63,9 @@ def by_hand(rounds: int, memory_rate: float) -> np.ndarray:
 
 @pytest.mark.parametrize("diana", [False, True])
 def test_clients_with_one_mask_are_one_client(diana):
-    how, rate = (fb.diana, K / DIM) if diana else (fb.compressed, 0.0)
+    how, rate = (
+        (fb.transforms.diana, K / DIM) if diana else (fb.transforms.compressed, 0.0)
+    )
     found = run(common_mask(descent, compress.rand_k(K), how=how), rounds=8)
     # A dozen roundings of float32 of numbers of the order of 1.
     np.testing.assert_allclose(found.shared, by_hand(8, rate), rtol=1e-5, atol=1e-5)
@@ -73,12 +75,12 @@ def test_clients_with_one_mask_are_one_client(diana):
 def test_it_reaches_the_optimum_without_memories():
     found = run(common_mask(descent, compress.rand_k(K)), rounds=1500)
     np.testing.assert_allclose(found.shared, problems.optimum(on), atol=1e-5)
-    own = run(fb.compressed(descent, compress.rand_k(K)), rounds=1500)
+    own = run(fb.transforms.compressed(descent, compress.rand_k(K)), rounds=1500)
     assert np.abs(own.shared - problems.optimum(on)).max() > 1e-3
 
 
 def test_memories_stay_the_clients_mean_in_any_cohort():
-    how = partial(fb.diana, rate=0.2)
+    how = partial(fb.transforms.diana, rate=0.2)
     found = run(common_mask(descent, compress.rand_k(K), how=how), 5, cohort=3)
     kept = found.client_states().memory
     np.testing.assert_allclose(found.server.memory, kept.mean(axis=0), atol=1e-6)

@@ -36,7 +36,7 @@ descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
 def correlated(algorithm=descent, **changed):
     chosen: dict[str, Any] = {"clip": CLIP, "noise": NOISE, "cohort": COHORT}
     chosen |= {"strategy": STRATEGY, **changed}
-    return fb.dp_blt(algorithm, **chosen)
+    return fb.transforms.dp_blt(algorithm, **chosen)
 
 
 TURNS = fb.Cohort(COHORT, separation=3)
@@ -140,8 +140,8 @@ def test_it_is_the_algorithm_in_numpy_in_float64():
 def test_without_buffers_it_is_dp_fedavg():
     options: dict[str, Any] = {"clip": CLIP, "noise": NOISE, "cohort": COHORT}
     options["noise_from"] = "seed"
-    plain = fb.dp_fedavg(descent, **options)
-    independent = fb.dp_blt(descent, **options, strategy=INDEPENDENT)
+    plain = fb.transforms.dp_fedavg(descent, **options)
+    independent = fb.transforms.dp_blt(descent, **options, strategy=INDEPENDENT)
     one, other = (
         begin(algorithm).complete().shared for algorithm in (plain, independent)
     )
@@ -249,14 +249,18 @@ def test_a_resumed_run_begins_anew_and_reveals_no_buffer(tmp_path):
 
 @pytest.mark.parametrize("changed", [{"cohort": LOSSY}, {}])
 def test_momentum_at_the_server_and_dropouts_run(changed):
-    momentum = fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
+    momentum = fb.algorithms.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
     run = begin(correlated(momentum), **changed).complete()
     assert np.isfinite(run.shared).all()
 
 
 def test_what_breaks_the_accounting_is_refused():
     with pytest.raises(ValueError, match=r"^dp_blt: .* server is not linear in"):
-        begin(correlated(fb.fedopt(on.loss, fb.Work(RATE, **full), optax.adam(0.1))))
+        begin(
+            correlated(
+                fb.algorithms.fedopt(on.loss, fb.Work(RATE, **full), optax.adam(0.1))
+            )
+        )
     with pytest.raises(ValueError, match=r"^dp_blt: .* send more than an update"):
         begin(correlated(fb.scaffold(on.loss, fb.Work(RATE, **full))))
     with pytest.raises(ValueError, match=r"^dp_blt: strategy: .* is not a Blt with"):

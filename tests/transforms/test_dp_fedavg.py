@@ -27,7 +27,7 @@ descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
 
 def private(algorithm=descent, **changed):
     chosen = {"clip": CLIP, "noise": NOISE, "cohort": COHORT} | changed
-    return fb.dp_fedavg(algorithm, **chosen)
+    return fb.transforms.dp_fedavg(algorithm, **chosen)
 
 
 def begin(algorithm, problem=on, **settings):
@@ -145,12 +145,16 @@ def test_flix_says_nothing_on_joining_and_keeps_its_local_models():
     np.testing.assert_array_equal(done.client(1).personal, plain.client(1).personal)
 
 
-@pytest.mark.parametrize("method", [fb.dp_fedavg, partial(fb.dp_ftrl, tree=2)])
+@pytest.mark.parametrize(
+    "method", [fb.transforms.dp_fedavg, partial(fb.transforms.dp_ftrl, tree=2)]
+)
 def test_the_server_clips_what_it_decodes(method):
     """rand_k(1) of three entries makes the one that it sends three times as long."""
     quiet = method(descent, clip=CLIP, noise=0.0, cohort=7)
-    encoded = fb.compressed(quiet, compress.rand_k(1))
-    loose = encoded._replace(wire=fb.compressed(descent, compress.rand_k(1)).wire)
+    encoded = fb.transforms.compressed(quiet, compress.rand_k(1))
+    loose = encoded._replace(
+        wire=fb.transforms.compressed(descent, compress.rand_k(1)).wire
+    )
     free, bounded = (
         begin(one, cohort=7, rounds=1, every=1).complete() for one in (loose, encoded)
     )
@@ -196,7 +200,7 @@ def test_runs_that_break_the_accounting_are_refused(settings, line):
             fb.scaffold(on.loss, fb.Work(RATE, **full)),
             "send more than an update of the model",
         ),
-        (fb.compressed(descent, compress.rand_k(1)), "are encoded already"),
+        (fb.transforms.compressed(descent, compress.rand_k(1)), "are encoded already"),
         (fb.local_only(on.loss, fb.Work(RATE, **full)), "send no update"),
     ],
 )
@@ -207,10 +211,14 @@ def test_algorithms_that_say_more_or_less_are_refused(inner, line):
 
 def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
     penalty = of_parameters(lambda params: params @ params)
-    around = fb.mixed_fl(private(), penalty, how="one_way")
+    around = fb.transforms.mixed_fl(private(), penalty, how="one_way")
     sizes = begin(around).message_bits
     assert sizes.up == 3 * 32
     with pytest.raises(ValueError, match=r"^mixed_fl: these clients do not take plain"):
-        begin(fb.mixed_fl(private(), penalty, how="two_way"))
+        begin(fb.transforms.mixed_fl(private(), penalty, how="two_way"))
     with pytest.raises(ValueError, match=r"^dp_fedavg: .* send more than an update"):
-        begin(private(fb.mixed_fl(descent, penalty, how="two_way", upload=True)))
+        begin(
+            private(
+                fb.transforms.mixed_fl(descent, penalty, how="two_way", upload=True)
+            )
+        )

@@ -25,7 +25,7 @@ descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
 
 def by_tree(algorithm=descent, **changed):
     chosen = {"clip": CLIP, "noise": NOISE, "cohort": COHORT, "tree": TREE} | changed
-    return fb.dp_ftrl(algorithm, **chosen)
+    return fb.transforms.dp_ftrl(algorithm, **chosen)
 
 
 def from_seed(algorithm=descent, **changed):
@@ -162,7 +162,7 @@ def test_a_new_tree_has_new_noise_where_the_last_one_ended(source):
 
 def test_momentum_at_the_server_filters_the_noisy_sums():
     """DP-FTRLM: v <- m v + (S + N), the model is where it began and v."""
-    momentum = fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
+    momentum = fb.algorithms.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
     plain, filtered = (
         played(from_seed(one, tree=7), 7, size=50) for one in (descent, momentum)
     )
@@ -197,7 +197,9 @@ def test_without_noise_and_clipping_it_is_fedavg_bit_for_bit():
 
 
 def test_a_resumed_run_has_the_same_bits_and_replicas_the_same_noise(tmp_path):
-    momentum = from_seed(fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5)))
+    momentum = from_seed(
+        fb.algorithms.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
+    )
     whole, second = (begin(momentum, cohort=dealt_out(0.3)) for _ in range(2))
     blocks, path = iter(whole), tmp_path / "checkpoint"
     next(blocks)
@@ -265,20 +267,20 @@ SERVERS = {
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_servers_that_are_not_linear_are_refused_before_the_run(name):
-    algorithm = fb.fedopt(on.loss, fb.Work(RATE, **full), SERVERS[name])
+    algorithm = fb.algorithms.fedopt(on.loss, fb.Work(RATE, **full), SERVERS[name])
     with pytest.raises(ValueError, match=r"^dp_ftrl: .* server is not linear in"):
         begin(by_tree(algorithm))
 
 
 LINEAR = {
-    "rates by round": fb.fedopt(
+    "rates by round": fb.algorithms.fedopt(
         on.loss, fb.Work(RATE, **full), optax.sgd(optax.exponential_decay(0.1, 10, 0.5))
     ),
-    "nesterov": fb.fedopt(
+    "nesterov": fb.algorithms.fedopt(
         on.loss, fb.Work(RATE, **full), optax.sgd(0.5, 0.5, nesterov=True)
     ),
-    "fedprox": fb.fedprox(on.loss, fb.Work(RATE, **full), mu=0.5),
-    "reptile": fb.reptile(on.loss, fb.Work(RATE, **full), 0.7),
+    "fedprox": fb.algorithms.fedprox(on.loss, fb.Work(RATE, **full), mu=0.5),
+    "reptile": fb.algorithms.reptile(on.loss, fb.Work(RATE, **full), 0.7),
     "ditto": fb.ditto(descent, on.loss, fb.Work(RATE, **full), lam=0.5),
     "flix": fb.flix(
         on.loss,

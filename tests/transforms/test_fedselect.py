@@ -49,8 +49,10 @@ on = movies()
 AVERAGE = fb.fedavg(loss, fb.Work(0.5, **WORK))
 SPREAD = of_parameters(lambda here: fb.models.spreadout(here, 0.3))
 ALGORITHMS = {
-    "adam at the server": fb.fedopt(loss, fb.Work(0.5, **WORK), optax.adam(0.05)),
-    "two-way": fb.mixed_fl(AVERAGE, SPREAD, how="two_way", steps=2),
+    "adam at the server": fb.algorithms.fedopt(
+        loss, fb.Work(0.5, **WORK), optax.adam(0.05)
+    ),
+    "two-way": fb.transforms.mixed_fl(AVERAGE, SPREAD, how="two_way", steps=2),
 }
 
 
@@ -95,7 +97,7 @@ def test_the_run_is_that_with_the_whole_table_bit_for_bit():
 def test_the_decoded_update_of_a_client_is_the_same_bit_for_bit():
     """With a pull, epochs, and an optimizer that needs no correction to be plain."""
     work = fb.Work(optax.adam(0.1), steps=fb.Epochs(2), batch_size=3)
-    plain = fb.fedprox(loss, work, mu=0.4)
+    plain = fb.algorithms.fedprox(loss, work, mu=0.4)
     both = [jax.jit(update_of(a)) for a in (plain, fedselect(plain, on, **TABLE))]
     for client in (0, 3):  # one without padding, one with
         whole, some = (
@@ -224,26 +226,34 @@ def test_a_method_that_needs_all_rows_is_refused():
     for algorithm, complaint in (
         (fb.scaffold(loss, fb.Work(0.1, **WORK)), "have a state or send"),
         (fb.apfl(loss, fb.Work(0.1, **WORK), alpha=0.5), "have a state or send"),
-        (fb.compressed(AVERAGE, compress.rand_k(1)), "are encoded already"),
+        (fb.transforms.compressed(AVERAGE, compress.rand_k(1)), "are encoded already"),
         (
-            fb.mixed_fl(
-                fb.fedprox(loss, fb.Work(0.1, **WORK), mu=1.0), SPREAD, how="one_way"
+            fb.transforms.mixed_fl(
+                fb.algorithms.fedprox(loss, fb.Work(0.1, **WORK), mu=1.0),
+                SPREAD,
+                how="one_way",
             ),
             "do not take plain steps of one rate",
         ),
         (
-            fb.mixed_fl(AVERAGE, SPREAD, how="two_way", upload=True),
+            fb.transforms.mixed_fl(AVERAGE, SPREAD, how="two_way", upload=True),
             "hold more than the model",
         ),
         (
-            fb.mixed_fl(AVERAGE, SPREAD, how="one_way", compressor=compress.natural()),
+            fb.transforms.mixed_fl(
+                AVERAGE, SPREAD, how="one_way", compressor=compress.natural()
+            ),
             "an encoded correction has no rows",
         ),
     ):
         with pytest.raises(ValueError, match=f"^fedselect: .*{complaint}"):
             begin(fedselect(algorithm, on, **TABLE))
     with pytest.raises(ValueError, match=r"^compressed: .* are encoded already"):
-        begin(fb.compressed(fedselect(AVERAGE, on, **TABLE), compress.rand_k(1)))
+        begin(
+            fb.transforms.compressed(
+                fedselect(AVERAGE, on, **TABLE), compress.rand_k(1)
+            )
+        )
     with pytest.raises(ValueError, match="a transform around it sends whole"):
         begin(
             fb.transforms.downlink(fedselect(AVERAGE, on, **TABLE), compress.top_k(2))

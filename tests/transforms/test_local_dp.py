@@ -76,6 +76,6 @@ def test_what_clipping_does_not_bound_is_refused(shard):
     asking = PLAIN._replace(wire=Wire(ask=lambda client, shard: shard.count))
     with pytest.raises(ValueError, match="which part of the model"):
         local_dp(asking, 1.0).wire.ask((), shard)
-    encoding = local_dp(fb.compressed(PLAIN, fb.compress.rand_k(1)), 1.0)
+    encoding = local_dp(fb.transforms.compressed(PLAIN, fb.compress.rand_k(1)), 1.0)
     with pytest.raises(ValueError, match="sends encoded updates"):
         encoding.client(down._replace(extra={}), (), shard, jax.random.key(0))

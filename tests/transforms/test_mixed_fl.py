@@ -72,7 +72,7 @@ def test_with_one_full_step_parallel_and_one_way_are_the_same_and_two_way_ends_t
     federated_data, own = quadratics()
     few = {
         how: run(
-            fb.mixed_fl(fedavg(1), ON_ROWS, how=how, weights=WEIGHTS),
+            fb.transforms.mixed_fl(fedavg(1), ON_ROWS, how=how, weights=WEIGHTS),
             federated_data,
             own,
             7,
@@ -89,7 +89,7 @@ def test_with_one_full_step_parallel_and_one_way_are_the_same_and_two_way_ends_t
         here = here - 0.05 * mean_gradient
     np.testing.assert_allclose(few["one_way"], here, rtol=0, atol=1e-12)
     for how in WAYS:
-        algorithm = fb.mixed_fl(fedavg(1), ON_ROWS, how=how, weights=WEIGHTS)
+        algorithm = fb.transforms.mixed_fl(fedavg(1), ON_ROWS, how=how, weights=WEIGHTS)
         end, _ = run(algorithm, federated_data, own, 500)
         np.testing.assert_allclose(
             end, optimum(federated_data, own), rtol=0, atol=1e-12
@@ -100,7 +100,9 @@ def test_with_more_steps_transfers_reach_the_optimum_and_parallel_training_does_
     federated_data, own = quadratics(alike=True)
     ends = {
         how: run(
-            fb.mixed_fl(fedavg(8), ON_ROWS, how=how, weights=WEIGHTS, steps=8),
+            fb.transforms.mixed_fl(
+                fedavg(8), ON_ROWS, how=how, weights=WEIGHTS, steps=8
+            ),
             federated_data,
             own,
             600,
@@ -122,7 +124,7 @@ def test_two_way_with_clients_that_take_different_numbers_of_steps():
         LOSS, fb.Work(0.05, steps=np.array([1, 3, 5, 8]), batch_size=None)
     )
     for upload in (False, True):
-        algorithm = fb.mixed_fl(
+        algorithm = fb.transforms.mixed_fl(
             inner, ON_ROWS, how="two_way", weights=WEIGHTS, steps=4, upload=upload
         )
         end, _ = run(algorithm, federated_data, own, 800)
@@ -153,7 +155,7 @@ def test_a_literal_transcription_of_two_way():
         borrowed = -moved / (rate * steps) - correction
         correction = np.mean(slopes, axis=0)
         here = here + (moved + model - here) / 2
-    algorithm = fb.mixed_fl(
+    algorithm = fb.transforms.mixed_fl(
         fedavg(steps, rate),
         ON_ROWS,
         how="two_way",
@@ -168,7 +170,9 @@ def test_a_round_in_which_nobody_moves_spoils_nothing():
     federated_data, own = quadratics(alike=True)
     paused = fb.Scheduled(lambda count: jnp.where(count == 2, 0.0, 0.05), "round")
     inner = fb.fedavg(LOSS, fb.Work(paused, steps=4, batch_size=None))
-    algorithm = fb.mixed_fl(inner, ON_ROWS, how="two_way", weights=WEIGHTS, steps=4)
+    algorithm = fb.transforms.mixed_fl(
+        inner, ON_ROWS, how="two_way", weights=WEIGHTS, steps=4
+    )
     end, _ = run(algorithm, federated_data, own, 800)
     np.testing.assert_allclose(end, optimum(federated_data, own), rtol=0, atol=1e-10)
 
@@ -179,9 +183,11 @@ def test_a_loss_without_data_and_a_compressed_correction(how):
     matrix, vector = own[0][0], own[1][0]
     loss = central_losses.of_parameters(lambda x: 0.5 * x @ matrix @ x - vector @ x)
     given = {"how": how, "weights": WEIGHTS}
-    same, plain = run(fb.mixed_fl(fedavg(2), ON_ROWS, **given), federated_data, own, 20)
+    same, plain = run(
+        fb.transforms.mixed_fl(fedavg(2), ON_ROWS, **given), federated_data, own, 20
+    )
     other, coded = run(
-        fb.mixed_fl(fedavg(2), loss, compressor=identity(), **given),
+        fb.transforms.mixed_fl(fedavg(2), loss, compressor=identity(), **given),
         federated_data,
         None,
         20,
@@ -202,7 +208,7 @@ def test_the_blend_of_flix_and_a_central_loss_has_its_optimum():
         local=fb.solvers.given(personal),
     )
     end, _ = run(
-        fb.mixed_fl(flix, ON_ROWS, how="one_way", weights=WEIGHTS),
+        fb.transforms.mixed_fl(flix, ON_ROWS, how="one_way", weights=WEIGHTS),
         federated_data,
         own,
         1500,
@@ -235,11 +241,15 @@ def test_the_blend_of_flix_and_a_central_loss_has_its_optimum():
     "inner",
     [
         pytest.param(
-            fb.fedopt(LOSS, fb.Work(0.05, steps=2, batch_size=None), optax.adam(0.01)),
+            fb.algorithms.fedopt(
+                LOSS, fb.Work(0.05, steps=2, batch_size=None), optax.adam(0.01)
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            fb.fedprox(LOSS, fb.Work(0.05, steps=2, batch_size=None), mu=0.1),
+            fb.algorithms.fedprox(
+                LOSS, fb.Work(0.05, steps=2, batch_size=None), mu=0.1
+            ),
             marks=pytest.mark.slow,
         ),
         fb.scaffold(LOSS, fb.Work(0.05, steps=2, batch_size=None)),
@@ -252,7 +262,9 @@ def test_it_stands_over_other_algorithms(inner, how):
     settings = {"optimizer": 0.05, "upload": True} if how != "one_way" else {}
     parallel = how == "parallel"
     with pytest.warns(match="another mixture") if parallel else nullcontext():
-        algorithm = fb.mixed_fl(inner, ON_ROWS, how=how, weights=WEIGHTS, **settings)
+        algorithm = fb.transforms.mixed_fl(
+            inner, ON_ROWS, how=how, weights=WEIGHTS, **settings
+        )
     end, _ = run(algorithm, federated_data, own, 3)
     alone, _ = run(inner, federated_data, None, 3)
     assert np.isfinite(end).all()
@@ -263,31 +275,45 @@ def test_what_makes_no_sense_is_refused():
     federated_data, own = quadratics()
     inner = fedavg(2)
     with pytest.raises(ValueError, match="sum to 1"):
-        fb.mixed_fl(inner, ON_ROWS, how="parallel", weights=(0.5, 0.6))
+        fb.transforms.mixed_fl(inner, ON_ROWS, how="parallel", weights=(0.5, 0.6))
     with pytest.raises(ValueError, match="how: 'both' is not 'parallel', 'one_way'"):
-        fb.mixed_fl(inner, ON_ROWS, how="both")
+        fb.transforms.mixed_fl(inner, ON_ROWS, how="both")
     with pytest.raises(ValueError, match="one_way: takes no central steps"):
-        fb.mixed_fl(inner, ON_ROWS, how="one_way", optimizer=0.1)
+        fb.transforms.mixed_fl(inner, ON_ROWS, how="one_way", optimizer=0.1)
     with pytest.raises(ValueError, match="one_way: takes no central steps"):
-        fb.mixed_fl(inner, ON_ROWS, how="one_way", merge_optimizer=optax.adam(0.1))
+        fb.transforms.mixed_fl(
+            inner, ON_ROWS, how="one_way", merge_optimizer=optax.adam(0.1)
+        )
     with pytest.warns(match="another mixture"):
-        fb.mixed_fl(inner, ON_ROWS, how="parallel", merge=(1.0, 0.5))
-    twice = fb.mixed_fl(
-        fb.mixed_fl(inner, ON_ROWS, how="one_way"), ON_ROWS, how="one_way"
+        fb.transforms.mixed_fl(inner, ON_ROWS, how="parallel", merge=(1.0, 0.5))
+    twice = fb.transforms.mixed_fl(
+        fb.transforms.mixed_fl(inner, ON_ROWS, how="one_way"), ON_ROWS, how="one_way"
     )
     with pytest.raises(ValueError, match="sends clients a correction itself"):
         run(twice, federated_data, own, 1)
     with pytest.raises(ValueError, match="merge: 'product' is unknown"):
-        fb.mixed_fl(inner, ON_ROWS, how="parallel", merge="product")
+        fb.transforms.mixed_fl(inner, ON_ROWS, how="parallel", merge="product")
     momentum = fb.fedavg(LOSS, fb.Work(optax.sgd(0.1, 0.9), steps=2, batch_size=None))
     with pytest.raises(ValueError, match=r"upload=True, since .* and an optimizer"):
-        run(fb.mixed_fl(momentum, ON_ROWS, how="two_way"), federated_data, own, 1)
-    hidden = fb.dp_fedavg(fedavg(2), clip=1.0, noise=1.0, cohort=CLIENTS)
-    shy = fb.mixed_fl(hidden, ON_ROWS, how="two_way", upload=True, optimizer=0.1)
+        run(
+            fb.transforms.mixed_fl(momentum, ON_ROWS, how="two_way"),
+            federated_data,
+            own,
+            1,
+        )
+    hidden = fb.transforms.dp_fedavg(fedavg(2), clip=1.0, noise=1.0, cohort=CLIENTS)
+    shy = fb.transforms.mixed_fl(
+        hidden, ON_ROWS, how="two_way", upload=True, optimizer=0.1
+    )
     with pytest.raises(ValueError, match="no gradient to send"):
         run(shy, federated_data, own, 1)
     with pytest.raises(ValueError, match=r"a batch of 5 is larger than .* 1 rows"):
         few = central_losses.on_rows(LOSS, batch_size=5)
-        run(fb.mixed_fl(inner, few, how="one_way"), federated_data, own, 1)
+        run(fb.transforms.mixed_fl(inner, few, how="one_way"), federated_data, own, 1)
     with pytest.raises(ValueError, match="the server has none"):
-        run(fb.mixed_fl(inner, ON_ROWS, how="one_way"), federated_data, None, 1)
+        run(
+            fb.transforms.mixed_fl(inner, ON_ROWS, how="one_way"),
+            federated_data,
+            None,
+            1,
+        )

@@ -46,11 +46,13 @@ def end(algorithm, rows=ROWS, rounds=600, **options):
 
 
 def fedopt(server, steps=1, rate=0.2):
-    return fb.fedopt(LOSS, fb.Work(rate, steps=steps, batch_size=None), server)
+    return fb.algorithms.fedopt(
+        LOSS, fb.Work(rate, steps=steps, batch_size=None), server
+    )
 
 
 def parallel(inner, **settings):
-    return fb.mixed_fl(
+    return fb.transforms.mixed_fl(
         inner, central_loss.on_rows(LOSS), how="parallel", weights=WEIGHTS, **settings
     )
 
@@ -85,12 +87,12 @@ def test_a_server_without_a_known_gain_is_refused_in_one_line(server):
 
 
 CLIPS = {
-    "clip": lambda algorithm: fb.clip(algorithm, 0.1),
-    "adaptive_clip": lambda algorithm: fb.adaptive_clip(algorithm, 0.1),
-    "dp_fedavg": lambda algorithm: fb.dp_fedavg(
+    "clip": lambda algorithm: fb.transforms.clip(algorithm, 0.1),
+    "adaptive_clip": lambda algorithm: fb.transforms.adaptive_clip(algorithm, 0.1),
+    "dp_fedavg": lambda algorithm: fb.transforms.dp_fedavg(
         algorithm, clip=0.1, noise=0.0, cohort=2
     ),
-    "dp_ftrl": lambda algorithm: fb.dp_ftrl(
+    "dp_ftrl": lambda algorithm: fb.transforms.dp_ftrl(
         algorithm, clip=0.1, noise=0.0, cohort=2, tree=4
     ),
 }
@@ -109,11 +111,13 @@ def test_parallel_training_and_clipping_are_refused_in_either_order(name):
 
 
 def test_of_the_transfers_clipping_spoils_only_a_gradient_recovered_from_answers():
-    recovered = fb.mixed_fl(fedopt(1.0), central_loss.on_rows(LOSS), how="two_way")
+    recovered = fb.transforms.mixed_fl(
+        fedopt(1.0), central_loss.on_rows(LOSS), how="two_way"
+    )
     with pytest.raises(ValueError, match=r"^clip: .* two_way without upload"):
         CLIPS["clip"](recovered)
     alike = tuple(part[:1] for part in ROWS)
-    kept = fb.mixed_fl(
+    kept = fb.transforms.mixed_fl(
         fedopt(1.0), central_loss.on_rows(LOSS), how="two_way", upload=True
     )
     reached = end(CLIPS["clip"](kept), alike)

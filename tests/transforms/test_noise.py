@@ -26,8 +26,8 @@ descent = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))
 PLAN: dict[str, Any] = {"rounds": 6, "cohort": fb.Cohort(2, epoch=3), "every": 2}
 OPTIONS: dict[str, Any] = {"clip": 0.15, "noise": 1.5, "cohort": 2}
 METHODS = {
-    "dp_fedavg": partial(fb.dp_fedavg, **OPTIONS),
-    "dp_ftrl": partial(fb.dp_ftrl, **OPTIONS, tree=3),
+    "dp_fedavg": partial(fb.transforms.dp_fedavg, **OPTIONS),
+    "dp_ftrl": partial(fb.transforms.dp_ftrl, **OPTIONS, tree=3),
 }
 
 
@@ -158,7 +158,7 @@ def test_replicas_have_noise_of_their_own_also_with_the_same_key(name):
 def test_without_noise_cohorts_are_those_of_the_seed():
     """Runs that ask for no privacy have the same bits again."""
     plan = {**PLAN, "cohort": 2}
-    quiet = fb.dp_fedavg(descent, **{**OPTIONS, "noise": 0.0})
+    quiet = fb.transforms.dp_fedavg(descent, **{**OPTIONS, "noise": 0.0})
     both = [
         fb.simulate(quiet, on.params, on.federated_data, jax.random.key(0), **plan)
         for _ in range(2)

@@ -25,7 +25,9 @@ INPUTS = RNG.normal(size=(CLIENTS * 5, 6)).astype(np.float32)
 DATA = fb.federate(
     (INPUTS, RNG.integers(0, 3, len(INPUTS))), np.arange(len(INPUTS)).reshape(-1, 5)
 )
-MODEL = fb.adapt(fb.models.mlp(6, 3, hidden=(7,)), how=fb.lora(2), inputs=INPUTS)
+MODEL = fb.adapt.adapt(
+    fb.models.mlp(6, 3, hidden=(7,)), how=fb.adapt.lora(2), inputs=INPUTS
+)
 LOSS = fb.losses.cross_entropy(MODEL.apply)
 PARAMS = MODEL.init(KEY)
 SIZE_A, SIZE_B = 2 * 6, 7 * 2
@@ -48,11 +50,11 @@ def run(algorithm, rounds=3, **settings):
 )
 def test_a_compressor_counts_the_entries_of_the_factors_that_travel(name, entries):
     """A seed says which entries: k numbers of 32 bits; natural ones have 9 bits."""
-    algorithm = getattr(fb, name)(LOSS, WORK)
-    few = run(fb.compressed(algorithm, compress.rand_k(5)))
+    algorithm = getattr(fb.algorithms, name)(LOSS, WORK)
+    few = run(fb.transforms.compressed(algorithm, compress.rand_k(5)))
     assert few.message_bits.up == 5 * 32
     assert few.message_bits.down == entries * 32
-    told = run(fb.diana(algorithm, compress.natural()))
+    told = run(fb.transforms.diana(algorithm, compress.natural()))
     assert told.message_bits.up == 8 * math.ceil(9 * entries / 8)
     assert trees.is_finite(told.shared)
 
@@ -60,8 +62,11 @@ def test_a_compressor_counts_the_entries_of_the_factors_that_travel(name, entrie
 @pytest.mark.slow
 def test_diana_with_everything_sent_is_the_method_itself():
     plain, memory = (
-        run(one(fb.fedsa_lora(LOSS, WORK)))
-        for one in (lambda own: own, lambda own: fb.diana(own, compress.identity()))
+        run(one(fb.algorithms.fedsa_lora(LOSS, WORK)))
+        for one in (
+            lambda own: own,
+            lambda own: fb.transforms.diana(own, compress.identity()),
+        )
     )
     # Sums with a memory that is added and subtracted again, of numbers of size 1.
     np.testing.assert_allclose(
@@ -74,8 +79,8 @@ def test_noise_of_privacy_is_on_what_travels_and_on_nothing_else():
     still = WORK._replace(optimizer=1e-9)
     found = {}
     for name in ("fedavg", "ffa_lora"):
-        algorithm = fb.dp_fedavg(
-            getattr(fb, name)(LOSS, still),
+        algorithm = fb.transforms.dp_fedavg(
+            getattr(fb.algorithms, name)(LOSS, still),
             clip=0.5,
             noise=2.0,
             cohort=CLIENTS,
@@ -93,12 +98,14 @@ def test_noise_of_privacy_is_on_what_travels_and_on_nothing_else():
 
 def test_noise_of_privacy_leaves_the_factor_that_rests():
     """RoLoRA trains B in the first round; noise that later rounds cancel is refused."""
-    algorithm, options = fb.rolora(LOSS, WORK), {"clip": 0.5, "noise": 2.0}
-    private = fb.dp_fedavg(algorithm, cohort=CLIENTS, noise_from="seed", **options)
+    algorithm, options = fb.algorithms.rolora(LOSS, WORK), {"clip": 0.5, "noise": 2.0}
+    private = fb.transforms.dp_fedavg(
+        algorithm, cohort=CLIENTS, noise_from="seed", **options
+    )
     moved = trees.subtract(run(private, rounds=1).shared, PARAMS)
     assert not np.any(moved[PATH]["a"]) and np.all(moved[PATH]["b"])
     with pytest.raises(ValueError, match=r"^dp_ftrl: .* in some rounds only"):
-        fb.dp_ftrl(algorithm, clip=0.5, noise=2.0, cohort=CLIENTS, tree=4)
+        fb.transforms.dp_ftrl(algorithm, clip=0.5, noise=2.0, cohort=CLIENTS, tree=4)
 
 
 @pytest.mark.slow
@@ -115,7 +122,7 @@ def test_the_epsilon_of_a_configuration_with_adapters(tmp_path):
 
 def test_a_secure_sum_of_adapters_is_their_mean():
     """Whole numbers, in which masks cancel: off by the error that is stated."""
-    algorithm = fb.rolora(LOSS, WORK)
+    algorithm = fb.algorithms.rolora(LOSS, WORK)
     down = fb.Down(PARAMS, jnp.zeros((), jnp.int32))
     encoding = FixedPoint(32, 1.0, CLIENTS)
     total = np.zeros(SIZE_A + SIZE_B, encoding.dtype)

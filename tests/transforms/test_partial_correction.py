@@ -29,7 +29,7 @@ def run(algorithm):
 
 @pytest.mark.slow
 def test_the_run_is_the_same_and_zeros_do_not_travel():
-    whole = fb.mixed_fl(inner, spread, how="two_way", steps=2)
+    whole = fb.transforms.mixed_fl(inner, spread, how="two_way", steps=2)
     plain_run, short = run(whole), run(partial_correction(whole, ["embedding"]))
     jax.tree.map(np.testing.assert_array_equal, short.shared, plain_run.shared)
     assert np.abs(plain_run.down.correction.embedding).max() > 1e-3
@@ -39,7 +39,7 @@ def test_the_run_is_the_same_and_zeros_do_not_travel():
 
 
 def test_a_message_without_correction_stays_as_it_is():
-    plain = fb.mixed_fl(inner, spread, how="parallel")
+    plain = fb.transforms.mixed_fl(inner, spread, how="parallel")
     down, _ = plain.start(model.init(jax.random.key(0)), None, None, jax.random.key(0))  # pyright: ignore
     assert (
         partial_correction(plain, ["embedding"]).wire.tell(down, ()).correction is None
@@ -48,4 +48,8 @@ def test_a_message_without_correction_stays_as_it_is():
 
 def test_a_parameter_that_does_not_exist():
     with pytest.raises(ValueError, match="no parameter 'table', there are 'embedding'"):
-        run(partial_correction(fb.mixed_fl(inner, spread, how="one_way"), ["table"]))
+        run(
+            partial_correction(
+                fb.transforms.mixed_fl(inner, spread, how="one_way"), ["table"]
+            )
+        )

@@ -54,7 +54,7 @@ def test_clients_and_server_know_the_same_model():
 
 @pytest.mark.parametrize("both", [False, True], ids=["down", "down and up"])
 def test_downlink_reaches_the_optimum(both):
-    inner = fb.ef21(descent, compress.top_k(2)) if both else descent
+    inner = fb.transforms.ef21(descent, compress.top_k(2)) if both else descent
     done = run(downlink(inner, compress.top_k(2)), rounds=800)
     np.testing.assert_allclose(done.shared, problems.optimum(on), atol=1e-5)
 
@@ -123,7 +123,9 @@ def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
     with pytest.raises(ValueError, match=message):
         simulate(perm_k(descent, clients=many))
     with pytest.raises(ValueError, match=message):
-        simulate(fb.compressed(descent, compress.perm_k(many)(jax.random.key(0))))
+        simulate(
+            fb.transforms.compressed(descent, compress.perm_k(many)(jax.random.key(0)))
+        )
     with pytest.raises(ValueError, match=message):
         loopback.LoopbackFederation(
             perm_k(descent, clients=many),
@@ -144,7 +146,7 @@ def test_what_they_refuse():
         downlink(descent, compress.rand_k(2))
     with pytest.raises(ValueError, match="perm_k: clients: 0 is not a whole number"):
         perm_k(descent, clients=0)
-    nested = perm_k(fb.ef21(descent, compress.top_k(1)), clients=7)
+    nested = perm_k(fb.transforms.ef21(descent, compress.top_k(1)), clients=7)
     with pytest.raises(ValueError, match=r"updates .* are encoded already"):
         next(iter(simulate(nested)))
     for algorithm in (

@@ -42,10 +42,12 @@ def clipped(clip: float, rows=ROWS) -> np.ndarray:
 @pytest.mark.parametrize("numbers", [2, 4, 10**6])
 def test_a_gradient_is_the_mean_of_clipped_ones(numbers, monkeypatch):
     monkeypatch.setattr(module, "MOST_NUMBERS", numbers)  # rows one by one, or at once
-    found = gradient(fb.row_noise(squares, 2.0, 0.0))(START, fb.Batch(ROWS))
+    found = gradient(fb.transforms.row_noise(squares, 2.0, 0.0))(START, fb.Batch(ROWS))
     np.testing.assert_allclose(found, clipped(2.0).mean(axis=0), rtol=1e-6)
     mask = jnp.array([True, False, True, False])
-    found = gradient(fb.row_noise(squares, 2.0, 0.0))(START, fb.Batch(ROWS, mask))
+    found = gradient(fb.transforms.row_noise(squares, 2.0, 0.0))(
+        START, fb.Batch(ROWS, mask)
+    )
     np.testing.assert_allclose(found, clipped(2.0)[[0, 2]].mean(axis=0), rtol=1e-6)
 
 
@@ -53,20 +55,22 @@ def test_a_row_that_comes_twice_counts_once():
     number = jnp.asarray(0, jnp.int32)
     shard = fb.Shard(ROWS, number, number + 4, number, 4)
     batch = rows_at(shard, jnp.array([1, 1, 1, 2]))
-    found = gradient(fb.row_noise(squares, 2.0, 0.0))(START, batch)
+    found = gradient(fb.transforms.row_noise(squares, 2.0, 0.0))(START, batch)
     np.testing.assert_allclose(found, clipped(2.0)[[1, 2]].sum(axis=0) / 4, rtol=1e-6)
 
 
 def test_a_row_whose_gradient_is_not_finite_moves_nothing():
     for wrong in (np.nan, np.inf, 1e30):
         rows = ROWS.at[1].set(wrong)
-        found = gradient(fb.row_noise(squares, 2.0, 0.0))(START, fb.Batch(rows))
+        found = gradient(fb.transforms.row_noise(squares, 2.0, 0.0))(
+            START, fb.Batch(rows)
+        )
         rest = clipped(2.0)[[0, 2, 3]].sum(axis=0)
         assert np.linalg.norm(4 * np.asarray(found) - rest) <= 2.0 + 1e-5
 
 
 def test_the_noise_is_as_large_as_stated_and_never_the_same():
-    loss = fb.row_noise(squares, 2.0, 3.0)
+    loss = fb.transforms.row_noise(squares, 2.0, 3.0)
     step = jax.jit(lambda: gradient(loss)(START, fb.Batch(ROWS)))
     found = np.stack([step() for _ in range(400)]) - clipped(2.0).mean(axis=0)
     assert len(np.unique(found[:, 0])) > 300  # values are on a grid
@@ -77,7 +81,7 @@ def test_the_noise_is_as_large_as_stated_and_never_the_same():
 
 
 def test_single_losses_and_second_derivatives_are_refused():
-    loss = fb.row_noise(squares, 1.0, 1.0)
+    loss = fb.transforms.row_noise(squares, 1.0, 1.0)
     with pytest.raises(SettingError, match="hides the losses of rows"):
         loss(START, ROWS)
     with pytest.raises(TypeError, match="forward-mode"):
@@ -119,7 +123,7 @@ COVERED = [
 def test_nothing_but_gradients_of_rows_is_used(name):
     """Clipped to nothing, they leave no trace of the rows in what a client does."""
     problem = problems.classes()
-    hidden = fb.row_noise(problem.loss, 1e-12, 0.0)
+    hidden = fb.transforms.row_noise(problem.loss, 1e-12, 0.0)
     work = fb.Work(0.1, steps=1 if name == "flix" else 2, batch_size=2)
     algorithm = examples.build(name, hidden, work, len(problems.COUNTS))
     shard, rng = problem.federated_data.train.shard(2), np.random.default_rng(0)

@@ -141,7 +141,7 @@ def test_a_fixed_clip_is_the_loops():
     clip = float(np.median(norms))
     assert min(norms) < clip < max(norms)
     model, _ = clipping_rounds(clip, COUNTS)
-    agree(simulated(fb.clip(plain(), clip)), model)
+    agree(simulated(fb.transforms.clip(plain(), clip)), model)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "by_count"])
@@ -149,7 +149,7 @@ def test_a_clip_by_quantile_is_the_loops(weights):
     given = np.ones(5) if weights == "uniform" else COUNTS
     model, clip = clipping_rounds(1.0, given, quantile=0.3, rate=0.7)
     assert abs(np.log(clip)) > 0.1
-    wrapped = fb.adaptive_clip(plain(), 1.0, quantile=0.3, rate=0.7)
+    wrapped = fb.transforms.adaptive_clip(plain(), 1.0, quantile=0.3, rate=0.7)
     run = simulated(wrapped, weights=weights)
     agree(run, model)
     held = [float(leaf) for leaf in jax.tree.leaves((run.server, run.down.extra))]
@@ -171,7 +171,7 @@ def test_a_private_sum_is_divided_by_the_planned_cohort_whoever_answers():
     assert not present.all()
     assert present.any(axis=1).all()
     model, _ = clipping_rounds(0.8, np.ones(5), present=present, size=5)
-    silent = fb.dp_fedavg(plain(), clip=0.8, noise=0.0, cohort=5)
+    silent = fb.transforms.dp_fedavg(plain(), clip=0.8, noise=0.0, cohort=5)
     agree(simulated(silent, 2, cohort=fb.Cohort(dropout=0.4)), model)
 
 
@@ -187,7 +187,7 @@ def noise_of(**options):
     def still(params, examples):
         return jnp.zeros_like(examples[1][:, 0]) + 0 * params.vector.sum()
 
-    algorithm = fb.dp_fedavg(
+    algorithm = fb.transforms.dp_fedavg(
         fb.fedavg(still, fb.Work(RATE, steps=1, batch_size=None)), cohort=5, **options
     )
     params = Wide(jnp.zeros(4000))
@@ -257,7 +257,7 @@ def selected_rounds(server_rows, ratio):
 
 
 def test_select_is_the_loops_and_counts_what_travels():
-    run = simulated(fb.fedselect(plain(), federated_data(), **SELECT))
+    run = simulated(fb.transforms.fedselect(plain(), federated_data(), **SELECT))
     agree(run, selected_rounds(rows(3), 0.0))
     used = [len(np.unique(np.append(number, 0))) for number, _ in own(federated_data())]
     message = [64 * (WIDTH * count + WIDTH) for count in used]
@@ -270,10 +270,11 @@ def test_select_is_the_loops_and_counts_what_travels():
 
 def test_select_under_a_servers_gradient_is_the_loops():
     weights = (0.7, 0.3)
-    mixed = fb.mixed_fl(
+    mixed = fb.transforms.mixed_fl(
         plain(), central_loss.on_rows(loss), how="one_way", weights=weights
     )
     run = simulated(
-        fb.fedselect(mixed, federated_data(), **SELECT), central=fb.shard_of(rows(3))
+        fb.transforms.fedselect(mixed, federated_data(), **SELECT),
+        central=fb.shard_of(rows(3)),
     )
     agree(run, selected_rounds(rows(3), weights[1] / weights[0]))

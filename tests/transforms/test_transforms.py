@@ -60,7 +60,7 @@ def close(left, right):
 
 @each_inner
 def test_compressed_by_the_identity_is_the_same_run_bit_for_bit(name):
-    done = run(fb.compressed(INNER[name], compress.identity()))
+    done = run(fb.transforms.compressed(INNER[name], compress.identity()))
     for one, other in zip(models(done), models(plain_run(name)), strict=True):
         np.testing.assert_array_equal(one, other)
     assert done.summary()["bits"] == plain_run(name).summary()["bits"]
@@ -68,19 +68,25 @@ def test_compressed_by_the_identity_is_the_same_run_bit_for_bit(name):
 
 @each_inner
 def test_all_entries_are_the_wrapped_run(name):
-    close(run(fb.compressed(INNER[name], compress.rand_k(DIM))), plain_run(name))
+    close(
+        run(fb.transforms.compressed(INNER[name], compress.rand_k(DIM))),
+        plain_run(name),
+    )
 
 
 @pytest.mark.slow
 @each_inner
 def test_ef21_with_the_identity_and_everyone_is_the_wrapped_run(name):
-    close(run(fb.ef21(INNER[name], compress.identity()), cohort=7), plain_run(name, 7))
+    close(
+        run(fb.transforms.ef21(INNER[name], compress.identity()), cohort=7),
+        plain_run(name, 7),
+    )
 
 
 @pytest.mark.slow
 @each_inner
 def test_diana_with_the_identity_and_everyone_is_the_wrapped_run(name):
-    wrapped = fb.diana(INNER[name], compress.identity(), rate=0.3)
+    wrapped = fb.transforms.diana(INNER[name], compress.identity(), rate=0.3)
     close(run(wrapped, cohort=7), plain_run(name, 7))
 
 
@@ -91,14 +97,14 @@ def memories(run) -> tuple[np.ndarray, np.ndarray]:
 
 
 MEMORY = {
-    "diana": fb.diana(INNER["fedavg"], compress.rand_k(2)),
-    "diana, k by client": fb.diana(INNER["scaffold"], compress.rand_k(K)),
-    "diana, from first": fb.diana(
+    "diana": fb.transforms.diana(INNER["fedavg"], compress.rand_k(2)),
+    "diana, k by client": fb.transforms.diana(INNER["scaffold"], compress.rand_k(K)),
+    "diana, from first": fb.transforms.diana(
         INNER["scaffold"], compress.natural(), rate=0.4, start="first"
     ),
-    "ef21": fb.ef21(INNER["fedavg"], compress.top_k(2)),
-    "ef21, k by client": fb.ef21(INNER["scaffold"], compress.top_k(K)),
-    "ef21, sign": fb.ef21(INNER["fedavg"], compress.sign()),
+    "ef21": fb.transforms.ef21(INNER["fedavg"], compress.top_k(2)),
+    "ef21, k by client": fb.transforms.ef21(INNER["scaffold"], compress.top_k(K)),
+    "ef21, sign": fb.transforms.ef21(INNER["fedavg"], compress.sign()),
 }
 
 
@@ -128,26 +134,26 @@ def distance(algorithm, rounds, **settings) -> float:
 def test_diana_and_ef21_reach_the_optimum_where_dcgd_stalls():
     descent = fb.fedavg(on.loss, fb.Work(0.1, **full))
     rand = compress.rand_k(2)
-    stalled = distance(fb.compressed(descent, rand), 600)
+    stalled = distance(fb.transforms.compressed(descent, rand), 600)
     assert stalled > 1e-2
-    assert distance(fb.diana(descent, rand), 600) < 1e-5
-    assert distance(fb.diana(descent, compress.rand_k(K)), 600) < 1e-5
-    assert distance(fb.ef21(descent, compress.top_k(2)), 600) < 1e-5
-    biased = distance(fb.compressed(descent, compress.top_k(2)), 600)
+    assert distance(fb.transforms.diana(descent, rand), 600) < 1e-5
+    assert distance(fb.transforms.diana(descent, compress.rand_k(K)), 600) < 1e-5
+    assert distance(fb.transforms.ef21(descent, compress.top_k(2)), 600) < 1e-5
+    biased = distance(fb.transforms.compressed(descent, compress.top_k(2)), 600)
     assert biased > 1e-3
 
 
 def test_diana_reaches_the_optimum_although_half_take_part():
     """With the wrapped algorithm's own drift gone, as with plain gradients."""
     descent = fb.fedavg(on.loss, fb.Work(0.1, **full))
-    wrapped = fb.diana(descent, compress.rand_k(3))
+    wrapped = fb.transforms.diana(descent, compress.rand_k(3))
     done = run(wrapped, 1500, 4, every=1500, weights="uniform")
     np.testing.assert_allclose(done.shared, problems.optimum(on), atol=1e-4)
 
 
 def test_what_starting_at_the_first_answer_costs_is_counted():
     zero, first = (
-        run(fb.diana(INNER["fedavg"], compress.rand_k(2), start=start))
+        run(fb.transforms.diana(INNER["fedavg"], compress.rand_k(2), start=start))
         for start in ("zero", "first")
     )
     whole = static_bits(on.params)
@@ -157,10 +163,14 @@ def test_what_starting_at_the_first_answer_costs_is_counted():
 
 def test_rates_that_differ_by_client_cost_nothing():
     """The server knows them, and whose update it receives."""
-    everyone = run(fb.diana(averaging, compress.rand_k(K)), rounds=2, cohort=7)
+    everyone = run(
+        fb.transforms.diana(averaging, compress.rand_k(K)), rounds=2, cohort=7
+    )
     np.testing.assert_array_equal(everyone.bits().up, 2 * 32 * K)
 
 
 def test_bits_by_client_follow_their_k():
-    everyone = run(fb.compressed(averaging, compress.rand_k(K)), rounds=2, cohort=7)
+    everyone = run(
+        fb.transforms.compressed(averaging, compress.rand_k(K)), rounds=2, cohort=7
+    )
     np.testing.assert_array_equal(everyone.bits().up, 2 * 32 * K)

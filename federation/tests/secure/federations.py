@@ -58,7 +58,7 @@ def algorithm(name: str) -> Any:
             fb.fedavg(loss, WORK), compress.dithering(4)
         ),
         "flix, diana": lambda: fb.transforms.common_mask(
-            build["flix"](), compress.rand_k(4), how=fb.diana
+            build["flix"](), compress.rand_k(4), how=fb.transforms.diana
         ),
         "one mask": lambda: fb.locodl(
             loss,

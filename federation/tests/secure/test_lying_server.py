@@ -454,7 +454,7 @@ def test_a_part_that_only_one_client_sends_is_refused(tmp_path):
 def test_requests_that_tell_clients_apart_are_refused(tmp_path):
     federation = SecureFederation(tmp_path)
     work = fb.Work(0.1, steps=1, batch_size=2)
-    federation.algorithm = fb.agnostic(
+    federation.algorithm = fb.algorithms.agnostic(
         problem().loss, work, q_rate=0.1, clients=CLIENTS
     )
     with pytest.raises(ConfigError, match="ask for parts of the message"):

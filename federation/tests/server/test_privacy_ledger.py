@@ -127,7 +127,7 @@ def _asked(noise: float, folder) -> list[set[int]]:
     on = _problem()
     plain = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=2))
     loopback = LoopbackFederation(
-        fb.dp_fedavg(plain, clip=0.05, noise=noise, cohort=1),
+        fb.transforms.dp_fedavg(plain, clip=0.05, noise=noise, cohort=1),
         on.params,
         on.federated_data,
         jax.random.key(0),
@@ -171,7 +171,9 @@ def _after_a_round(noise: float, missing: bool, folder):
     """The shared model after one round; ``missing``: client 2 is not heard."""
     on = _problem()
     plain = fb.fedavg(on.loss, fb.Work(0.2, steps=2, batch_size=2))
-    private = fb.dp_fedavg(plain, clip=0.05, noise=noise, cohort=4, noise_from="seed")
+    private = fb.transforms.dp_fedavg(
+        plain, clip=0.05, noise=noise, cohort=4, noise_from="seed"
+    )
     loopback = LoopbackFederation(
         private,
         on.params,

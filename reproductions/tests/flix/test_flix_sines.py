@@ -91,7 +91,7 @@ def test_a_column_is_the_run_of_its_own_data_set():
 
     algorithm = fb.flix(
         loss,
-        lambda mixed: fb.fedopt(
+        lambda mixed: fb.algorithms.fedopt(
             mixed, fb.Work(1.0, steps=1, batch_size=None), descent(0.5)
         ),
         alpha=0.5,

@@ -3,5 +3,18 @@
 """Federated algorithms, one file each: its equations, its reference, both halves.
 
 A file in this folder is found because it exists: ``fedblend.registry`` imports them
-all, and each registers its builder.
+all, and each registers its builder, which is then a name of this package.
 """
+
+from collections.abc import Callable
+
+from fedblend.core import Algorithm
+from fedblend.registry import ALGORITHMS
+
+
+def __getattr__(name: str) -> Callable[..., Algorithm]:
+    """For type checkers; whatever is registered is here."""
+    raise AttributeError(f"module 'fedblend.algorithms' has no attribute {name!r}")
+
+
+globals().update({name: entry.builder for name, entry in ALGORITHMS.items()})

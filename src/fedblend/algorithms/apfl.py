@@ -381,7 +381,7 @@ def apfl_agnostic(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.apfl_agnostic(
+        >>> algorithm = fb.algorithms.apfl_agnostic(
         ...     fb.datasets.quadratic_loss,
         ...     fb.Work(0.1, steps=2, batch_size=None),
         ...     clients=4,

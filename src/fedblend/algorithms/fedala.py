@@ -102,7 +102,7 @@ def fedala(
         >>> data, _ = fb.datasets.quadratics(clients=4, dim=2, rows=5)
         >>> loss = fb.datasets.quadratic_loss
         >>> work = fb.Work(0.1, steps=2, batch_size=None)
-        >>> algorithm = fb.fedala(loss, work, head=lambda path: True)
+        >>> algorithm = fb.algorithms.fedala(loss, work, head=lambda path: True)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), data, jax.random.key(0),
         ...                   rounds=30).complete()
         >>> bool((run.client(0).weights < 1).any())

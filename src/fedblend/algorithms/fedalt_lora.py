@@ -86,7 +86,7 @@ def fedalt_lora(
 
     def enroll(params, shard, key):
         if not any(map(_is_pair, jax.tree.leaves(params, is_leaf=_is_pair))):
-            allowed = "those of pairs of adapters, as fb.gated_lora makes them"
+            allowed = "those of pairs of adapters, as fb.adapt.gated_lora makes them"
             raise UserError("fedalt_lora: params", params, allowed, "a model's")
         return (), RestClient(_each(lambda pair: {**pair, "shared": None}, params))
 

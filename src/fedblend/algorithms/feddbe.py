@@ -81,8 +81,8 @@ def feddbe(
         >>> data = fb.federate(rows, [[0, 1, 2, 3], [4, 5, 6, 7]])
         >>> model = fb.models.shifted(fb.models.mlp(1, 2, hidden=(4,)), (1,))
         >>> loss = fb.losses.cross_entropy(model.apply)
-        >>> algorithm = fb.feddbe(loss, fb.Work(0.5, steps=5, batch_size=None),
-        ...                       features=model.features, kappa=1.0)
+        >>> work = fb.Work(0.5, steps=5, batch_size=None)
+        >>> algorithm = fb.algorithms.feddbe(loss, work, features=model.features)
         >>> run = fb.simulate(algorithm, model.init, data, jax.random.key(0),
         ...                   rounds=20).complete()
         >>> bool(jnp.abs(run.client(0).personal.shift).max() > 0.1)

@@ -69,8 +69,9 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
         >>> data = fb.federate(rows, [[0, 1, 2, 3], [4, 5, 6, 7]])
         >>> model = fb.models.ensemble(fb.models.softmax(1, 2), 2)
         >>> loss = fb.losses.cross_entropy(model.apply)
-        >>> run = fb.simulate(fb.fedem(loss, fb.Work(1.0, steps=5, batch_size=None)),
-        ...                   model.init, data, jax.random.key(0), rounds=40).complete()
+        >>> algorithm = fb.algorithms.fedem(loss, fb.Work(1.0, 5, batch_size=None))
+        >>> run = fb.simulate(algorithm, model.init, data, jax.random.key(0), rounds=40)
+        >>> run = run.complete()
         >>> [bool(run.client(i).weights.max() > 0.95) for i in (0, 1)]
         [True, True]
     """

@@ -56,7 +56,7 @@ def fomaml(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.fomaml(
+        >>> algorithm = fb.algorithms.fomaml(
         ...     fb.datasets.quadratic_loss, fb.Work(0.05, steps=1, batch_size=None), 0.1
         ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),

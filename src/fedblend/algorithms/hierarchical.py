@@ -105,7 +105,7 @@ def hierarchical(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, optimum = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.hierarchical(
+        >>> algorithm = fb.algorithms.hierarchical(
         ...     fb.datasets.quadratic_loss, fb.Work(1.0, steps=1, batch_size=None)
         ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),

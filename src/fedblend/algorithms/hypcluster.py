@@ -54,7 +54,7 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
         >>> model = fb.models.ensemble(fb.models.softmax(1, 2), 2)
         >>> loss = fb.losses.cross_entropy(model.apply)
         >>> run = fb.simulate(
-        ...     fb.hypcluster(loss, fb.Work(1.0, steps=5, batch_size=None)),
+        ...     fb.algorithms.hypcluster(loss, fb.Work(1.0, steps=5, batch_size=None)),
         ...     model.init, data, jax.random.key(0), rounds=10).complete()
         >>> [int(run.personal(i).log_weights.argmax()) for i in (0, 1)]
         [0, 1]

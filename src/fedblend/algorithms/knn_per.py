@@ -72,7 +72,8 @@ def knn_per(
         >>> model = fb.models.neighbors(fb.models.logistic(1))
         >>> loss = fb.losses.logistic(model.apply)
         >>> average = fb.fedavg(loss, fb.Work(0.1, steps=1, batch_size=None))
-        >>> algorithm = fb.knn_per(average, loss, features=model.features, k=5)
+        >>> algorithm = fb.algorithms.knn_per(
+        ...     average, loss, features=model.features, k=5)
         >>> data = fb.federate(rows, [range(40)])
         >>> run = fb.simulate(algorithm, model.init, data, jax.random.key(0), rounds=1)
         >>> own = run.complete().personal(0)

@@ -225,7 +225,7 @@ def fedrep(loss: Loss, work: Work, *, head: PartNames, head_steps: Steps) -> Alg
         >>> import jax, fedblend as fb
         >>> model = fb.models.mlp(4, 3, hidden=(8,))
         >>> loss = fb.losses.cross_entropy(model.apply)
-        >>> algorithm = fb.fedrep(
+        >>> algorithm = fb.algorithms.fedrep(
         ...     loss,
         ...     fb.Work(0.1, steps=1, batch_size=10),
         ...     head=lambda path: path.startswith("last"),

@@ -96,7 +96,7 @@ def perfedavg(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.perfedavg(
+        >>> algorithm = fb.algorithms.perfedavg(
         ...     fb.datasets.quadratic_loss,
         ...     fb.Work(0.1, steps=1, batch_size=None),
         ...     inner_rate=0.05,

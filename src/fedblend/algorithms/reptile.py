@@ -51,7 +51,7 @@ def reptile(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.reptile(
+        >>> algorithm = fb.algorithms.reptile(
         ...     fb.datasets.quadratic_loss, fb.Work(0.05, steps=5, batch_size=None), 0.5
         ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),

@@ -182,7 +182,7 @@ class _Federated(BaseEstimator):
                 self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
-        return cast(Algorithm, getattr(fb, self.algorithm)(loss, work))
+        return cast(Algorithm, getattr(fb.algorithms, self.algorithm)(loss, work))
 
     def _outputs(self, X: Any, client_id: Any, client_ids: Any) -> np.ndarray:
         """The outputs of the model of every row's client."""

@@ -21,3 +21,4 @@ from fedblend.transforms.mixed_fl import mixed_fl as mixed_fl
 from fedblend.transforms.partial_correction import (
     partial_correction as partial_correction,
 )
+from fedblend.transforms.row_noise import row_noise as row_noise

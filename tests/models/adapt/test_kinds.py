@@ -58,10 +58,10 @@ def added(weight, own):
 
 
 KINDS = {
-    "lora": (fb.lora(2), with_product),
-    "ia3": (fb.ia3(), scaled),
-    "bias": (fb.bias(), added),
-    "full": (fb.full(), added),
+    "lora": (fb.adapt.lora(2), with_product),
+    "ia3": (fb.adapt.ia3(), scaled),
+    "bias": (fb.adapt.bias(), added),
+    "full": (fb.adapt.full(), added),
 }
 
 
@@ -81,7 +81,7 @@ def close(found, expected):
 def test_a_change_is_that_of_the_merged_weights(kind, name):
     (how, change), (model, rows) = KINDS[kind], MODELS[name]
     base = model.init(KEY)
-    adapted = fb.adapt(model, base, how=how, inputs=rows)
+    adapted = fb.adapt.adapt(model, base, how=how, inputs=rows)
     start = adapted.init(jax.random.key(1))
     apply = jax.jit(adapted.apply)
     np.testing.assert_array_equal(apply(start, rows), jax.jit(model.apply)(base, rows))
@@ -100,18 +100,22 @@ def test_a_change_is_that_of_the_merged_weights(kind, name):
 
 def test_the_usual_biases_are_all_biases_and_those_of_full_everything():
     base = MLP.init(KEY)
-    biases = fb.adapt(MLP, base, how=fb.bias(), inputs=ROWS).init(KEY)
+    biases = fb.adapt.adapt(MLP, base, how=fb.adapt.bias(), inputs=ROWS).init(KEY)
     assert sorted(biases) == ["hidden/0/bias", "hidden/1/bias", "last/bias"]
-    everything = fb.adapt(MLP, base, how=fb.full(), inputs=ROWS).init(KEY)
+    everything = fb.adapt.adapt(MLP, base, how=fb.adapt.full(), inputs=ROWS).init(KEY)
     assert trees.size(everything) == trees.size(base)
-    layer = fb.adapt(MLP, base, how=fb.full(), inputs=ROWS, where="last").init(KEY)
+    layer = fb.adapt.adapt(
+        MLP, base, how=fb.adapt.full(), inputs=ROWS, where="last"
+    ).init(KEY)
     assert sorted(layer) == ["last/bias", "last/weight"]
 
 
 @pytest.mark.parametrize("dtype", [None, slow("bfloat16")])
 def test_a_prefix_is_that_of_the_model(dtype):
     base = TEXT.init(KEY)
-    adapted = fb.adapt(TEXT, base, how=fb.prefix(3), inputs=TOKENS, dtype=dtype)
+    adapted = fb.adapt.adapt(
+        TEXT, base, how=fb.adapt.prefix(3), inputs=TOKENS, dtype=dtype
+    )
     params = adapted.init(jax.random.key(1))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     kept = base if dtype is None else jax.tree.map(lambda x: x.astype(dtype), base)
@@ -119,19 +123,21 @@ def test_a_prefix_is_that_of_the_model(dtype):
     np.testing.assert_array_equal(adapted.apply(params, TOKENS), expected)
     assert np.abs(expected - TEXT.apply(kept, TOKENS)).max() > 1e-4
     with pytest.raises(ValueError, match="adapt: where: is not for prefix"):
-        fb.adapt(TEXT, base, how=fb.prefix(3), inputs=TOKENS, where="layers")
+        fb.adapt.adapt(
+            TEXT, base, how=fb.adapt.prefix(3), inputs=TOKENS, where="layers"
+        )
 
 
 def test_a_model_without_a_prefix_is_refused_in_one_line():
     with pytest.raises(ValueError, match=r"=3\) is not for a model with attention"):
-        fb.adapt(MLP, how=fb.prefix(3), inputs=ROWS)
+        fb.adapt.adapt(MLP, how=fb.adapt.prefix(3), inputs=ROWS)
 
 
 @pytest.mark.parametrize("kind", ["lora", *map(slow, ("ia3", "bias", "full"))])
 def test_a_base_in_bfloat16_has_adapters_in_float32(kind):
     base, how = TEXT.init(KEY), KINDS[kind][0]
-    wide = fb.adapt(TEXT, base, how=how, inputs=TOKENS)
-    adapted = fb.adapt(TEXT, base, how=how, inputs=TOKENS, dtype="bfloat16")
+    wide = fb.adapt.adapt(TEXT, base, how=how, inputs=TOKENS)
+    adapted = fb.adapt.adapt(TEXT, base, how=how, inputs=TOKENS, dtype="bfloat16")
     params = random_like(adapted.init(KEY))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     found = jax.jit(adapted.apply)(params, TOKENS)
@@ -159,8 +165,8 @@ def test_a_base_of_8_bits_is_the_one_with_rounded_weights(kind):
         step = np.where(step > 0, step, 1)
         return jnp.asarray(np.rint(leaf / step) * step)
 
-    adapted = fb.adapt(TEXT, base, how=how, inputs=TOKENS, dtype="int8")
-    expected = fb.adapt(TEXT, jax.tree.map(rounded, base), how=how, inputs=TOKENS)
+    adapted = fb.adapt.adapt(TEXT, base, how=how, inputs=TOKENS, dtype="int8")
+    expected = fb.adapt.adapt(TEXT, jax.tree.map(rounded, base), how=how, inputs=TOKENS)
     params = random_like(adapted.init(KEY))
     both = (jax.jit(one.apply)(params, TOKENS) for one in (adapted, expected))
     close(*both)
@@ -189,7 +195,7 @@ def test_rounding_to_8_bits_is_off_by_half_a_step_at_most():
 def test_products_mix_the_merged_weights(kind, name):
     (how, change), (model, rows) = KINDS[kind], MODELS[name]
     base = model.init(KEY)
-    adapted = fb.adapt(model, base, how=how, inputs=rows)
+    adapted = fb.adapt.adapt(model, base, how=how, inputs=rows)
     shared, own = (random_like(adapted.init(KEY), seed) for seed in (1, 2))
     whole = [merged(base, one, change) for one in (shared, own)]
     apply, merge = jax.jit(adapted.apply), jax.jit(model.apply)
@@ -206,7 +212,7 @@ def test_products_mix_the_merged_weights(kind, name):
 
 
 def test_with_a_common_a_factors_and_products_mix_alike():
-    adapted = fb.adapt(MLP, how=fb.lora(2, train="b"), inputs=ROWS)
+    adapted = fb.adapt.adapt(MLP, how=fb.adapt.lora(2, train="b"), inputs=ROWS)
     shared, own = (random_like(adapted.init(KEY), seed) for seed in (1, 2))
     products, factors = (
         adapted.apply(mix(0.3, shared, own), ROWS)
@@ -219,7 +225,7 @@ def test_with_a_common_a_factors_and_products_mix_alike():
 def test_two_adapters_add_their_changes(kind):
     how, change = KINDS[kind]
     base = MLP.init(KEY)
-    both = fb.two_adapters(fb.adapt(MLP, base, how=how, inputs=ROWS))
+    both = fb.adapt.two_adapters(fb.adapt.adapt(MLP, base, how=how, inputs=ROWS))
     start = both.init(KEY)
     np.testing.assert_array_equal(both.apply(start, ROWS), MLP.apply(base, ROWS))
     params = random_like(start)
@@ -235,8 +241,8 @@ def test_two_adapters_add_their_changes(kind):
 def test_gated_adapters_of_equal_weights_are_the_mixture_of_both(name):
     """A gate of zeros weighs both alike; changes are scaled, and layers stacked."""
     model, rows = MODELS[name]
-    gated = fb.adapt(model, how=fb.gated_lora(2, alpha=6), inputs=rows)
-    plain = fb.adapt(model, how=fb.lora(2, alpha=6), inputs=rows)
+    gated = fb.adapt.adapt(model, how=fb.adapt.gated_lora(2, alpha=6), inputs=rows)
+    plain = fb.adapt.adapt(model, how=fb.adapt.lora(2, alpha=6), inputs=rows)
     params = random_like(gated.init(KEY))
     open_gate = jax.jit(gated.apply)(params, rows)
     for pair in params.values():
@@ -253,10 +259,12 @@ def test_gated_adapters_of_equal_weights_are_the_mixture_of_both(name):
 def test_what_stays_at_the_client_is_the_personal_adapter():
     rows = (np.asarray(jax.random.normal(KEY, (24, 6))), np.arange(24) % 3)
     data = fb.federate(rows, np.arange(24).reshape(4, 6))
-    both = fb.two_adapters(fb.adapt(MLP, how=fb.lora(2), inputs=ROWS))
+    both = fb.adapt.two_adapters(fb.adapt.adapt(MLP, how=fb.adapt.lora(2), inputs=ROWS))
     loss = fb.losses.cross_entropy(both.apply)
     work = fb.Work(0.1, steps=1, batch_size=None)
-    algorithm = fb.fedalt(loss, work, personal=["personal"], personal_steps=1)
+    algorithm = fb.algorithms.fedalt(
+        loss, work, personal=["personal"], personal_steps=1
+    )
     start = both.init(KEY)
     run = fb.simulate(algorithm, start, data, KEY, rounds=2).complete()
     jax.tree.map(
@@ -268,7 +276,7 @@ def test_what_stays_at_the_client_is_the_personal_adapter():
 @pytest.mark.slow
 def test_a_classifier_has_its_halves():
     model = text_classifier(3, vocabulary=9, width=8, layers=1, heads=2)
-    adapted = fb.adapt(model, how=fb.lora(2), inputs=TOKENS)
+    adapted = fb.adapt.adapt(model, how=fb.adapt.lora(2), inputs=TOKENS)
     params = random_like(adapted.init(KEY))
     assert adapted.features is not None and adapted.head is not None
     features = jax.jit(adapted.features)(params, TOKENS)

@@ -243,8 +243,8 @@ def test_a_model_with_lora_is_the_model_with_merged_weights(name):
         model, inputs, where, axes = CASES[name]()
         inputs = jnp.asarray(inputs)
         base = model.init(jax.random.key(3))
-        how = fb.lora(2, alpha=3)
-        adapted = fb.adapt(model, base, how=how, inputs=inputs, where=where)
+        how = fb.adapt.lora(2, alpha=3)
+        adapted = fb.adapt.adapt(model, base, how=how, inputs=inputs, where=where)
         start = adapted.init(jax.random.key(4))
         assert set(start) == set(axes)
         outputs = jax.jit(model.apply)(base, inputs)
@@ -312,7 +312,7 @@ def deep_apply(params, here):
 def test_clients_share_the_products_with_the_base(model):
     clients = 6
     inputs = jnp.ones((clients, ROWS, WIDTH))
-    adapted = fb.adapt(model, how=fb.lora(2), inputs=inputs[0])
+    adapted = fb.adapt.adapt(model, how=fb.adapt.lora(2), inputs=inputs[0])
     params = jax.vmap(adapted.init)(jax.random.split(jax.random.key(1), clients))
 
     def loss(params, inputs):
@@ -332,7 +332,9 @@ def test_clients_share_the_products_with_the_base(model):
 
 def test_the_factor_a_starts_as_in_the_authors_code_and_b_at_zero():
     rows = jnp.ones((2, 100))
-    adapted = fb.adapt(mlp(100, 3, hidden=(50,)), how=fb.lora(40), inputs=rows)
+    adapted = fb.adapt.adapt(
+        mlp(100, 3, hidden=(50,)), how=fb.adapt.lora(40), inputs=rows
+    )
     start = adapted.init(jax.random.key(0))["hidden/0/weight"]
     # 4000 uniform draws: the largest is within 1 % of the bound almost surely, and the
     # standard deviation bound / sqrt(3) within 3 %, which is over 4 standard errors.
@@ -345,13 +347,13 @@ def test_b_alone_is_trained_with_an_a_that_all_have():
     rows = normal(ROWS, 5)
     model = mlp(5, 2, hidden=(5,))
     base = model.init(jax.random.key(0))
-    make = partial(fb.adapt, model, base, inputs=rows)
-    ffa = make(how=fb.lora(2, train="b"))
+    make = partial(fb.adapt.adapt, model, base, inputs=rows)
+    ffa = make(how=fb.adapt.lora(2, train="b"))
     params = random_like(ffa.init(jax.random.key(1)), jax.random.key(2))
     assert [*params["hidden/0/weight"]] == ["b"]
-    again = make(how=fb.lora(2, train="b"))
+    again = make(how=fb.adapt.lora(2, train="b"))
     np.testing.assert_array_equal(ffa.apply(params, rows), again.apply(params, rows))
-    other = make(how=fb.lora(2, train="b", seed=1))
+    other = make(how=fb.adapt.lora(2, train="b", seed=1))
     assert np.abs(ffa.apply(params, rows) - other.apply(params, rows)).max() > 1e-3
 
 
@@ -368,7 +370,7 @@ def test_a_function_with_a_derivative_of_its_own_keeps_it():
         ),
     )
     rows = jnp.ones((1, 3))
-    adapted = fb.adapt(model, how=fb.lora(1), inputs=rows, where="weight")
+    adapted = fb.adapt.adapt(model, how=fb.adapt.lora(1), inputs=rows, where="weight")
     params = {"weight": {"a": jnp.ones((1, 3)), "b": jnp.zeros((3, 1))}}
     slope = jax.grad(lambda own: adapted.apply(own, rows).sum())(params)
     # d/dB: (1 - 7) sum x A
@@ -386,12 +388,14 @@ def test_a_function_with_a_derivative_of_its_own_keeps_it():
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(wrong, message):
-    options = {"how": fb.lora(2), "inputs": normal(ROWS, 5), **wrong}
+    options = {"how": fb.adapt.lora(2), "inputs": normal(ROWS, 5), **wrong}
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
-        fb.adapt(mlp(5, 2, hidden=(5,)), **options)
+        fb.adapt.adapt(mlp(5, 2, hidden=(5,)), **options)
     assert message in str(error.value)
 
 
 def test_a_linear_model_has_no_usual_weight():
     with pytest.raises(ValueError, match="the usual weights is not some of weight"):
-        fb.adapt(fb.models.softmax(5, 2), how=fb.lora(2), inputs=normal(ROWS, 5))
+        fb.adapt.adapt(
+            fb.models.softmax(5, 2), how=fb.adapt.lora(2), inputs=normal(ROWS, 5)
+        )

@@ -167,8 +167,8 @@ class Runs:
     def fedalt(self) -> Result:
         """FedAlt: the sum of a shared and an own adapter, trained in turn."""
         (model, work), half = self._adapters(), max(self.plan.steps // 2, 1)
-        both = fb.two_adapters(model)
-        method = fb.fedalt(
+        both = fb.adapt.two_adapters(model)
+        method = fb.algorithms.fedalt(
             self._loss(both),
             work._replace(steps=half),
             personal=["personal"],

@@ -71,7 +71,9 @@ class Task(NamedTuple):
     def adapted(self, rank: int) -> fb.Model:
         """The base with adapters of this rank as its parameters."""
         rows = self.splits[0].train.examples[0][:1]
-        return fb.adapt(self.model, self.base, how=fb.lora(rank), inputs=rows)
+        return fb.adapt.adapt(
+            self.model, self.base, how=fb.adapt.lora(rank), inputs=rows
+        )
 
     @property
     def keys(self) -> jax.Array:

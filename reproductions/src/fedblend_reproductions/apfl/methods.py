@@ -54,7 +54,7 @@ def perfedavg(task: Task, rate) -> fb.Algorithm:
     """Per-FedAvg without Hessians; its two rates are the same, and it is deployed after
     as many steps as FedAvg is.
     """
-    algorithm = fb.perfedavg(
+    algorithm = fb.algorithms.perfedavg(
         task.loss,
         fb.Work(decaying(rate), **task.work),
         inner_rate=rate,
@@ -67,7 +67,7 @@ def perfedavg(task: Task, rate) -> fb.Algorithm:
 def pfedme(task: Task, rate) -> fb.Algorithm:
     """Moreau envelopes with the paper's lambda and K; ``rate`` is theta's, and w's."""
     theta, shared = rate
-    return fb.pfedme(
+    return fb.algorithms.pfedme(
         task.loss,
         fb.Work(decaying(shared), **task.work),
         lam=15.0,

@@ -62,7 +62,7 @@ class Method(NamedTuple):
 
     def algorithm(self, loss: Loss, work: Work, model: Model) -> Algorithm:
         """The algorithm of the row, on the loss of a model of its form."""
-        build = self.build or getattr(fb, self.name)
+        build = self.build or getattr(fb.algorithms, self.name)
         more = {"features": model.features} if self.shifted else {}
         return build(loss, work, **self.options, **more)
 
@@ -86,11 +86,11 @@ def _ditto(loss: Loss, work: Work, lam: float) -> Algorithm:
 
 
 def _fedrep(loss: Loss, work: Work, head_epochs: int) -> Algorithm:
-    return fb.fedrep(loss, work, head=HEAD, head_steps=Epochs(head_epochs))
+    return fb.algorithms.fedrep(loss, work, head=HEAD, head_steps=Epochs(head_epochs))
 
 
 def _fedbabu(loss: Loss, work: Work, head: list[str], epochs: int) -> Algorithm:
-    return fb.fedbabu(loss, work, head=head, tuning_steps=Epochs(epochs))
+    return fb.algorithms.fedbabu(loss, work, head=head, tuning_steps=Epochs(epochs))
 
 
 def _flix_local_steps(loss: Loss, work: Work, alpha: float, epochs: int) -> Algorithm:
@@ -106,18 +106,18 @@ def _flix(loss: Loss, work: Work, alpha: float, epochs: int, rows: int) -> Algor
 
 def _perfedavg(loss: Loss, work: Work) -> Algorithm:
     rate: Any = work.optimizer
-    return fb.perfedavg(loss, work, inner_rate=rate, hessian="none")
+    return fb.algorithms.perfedavg(loss, work, inner_rate=rate, hessian="none")
 
 
 def _pfedme(loss: Loss, work: Work, lam: float, inner_steps: int) -> Algorithm:
     rate: Any = work.optimizer
     more = {"lam": lam, "inner_rate": rate, "inner_steps": inner_steps}
-    return fb.pfedme(loss, work, **more)
+    return fb.algorithms.pfedme(loss, work, **more)
 
 
 def _with_server(name: str) -> Build:
     def build(loss: Loss, work: Work, server_rate: float) -> Algorithm:
-        return getattr(fb, name)(loss, work, server_rate)
+        return getattr(fb.algorithms, name)(loss, work, server_rate)
 
     return build
 
@@ -132,7 +132,9 @@ def _scafflix(
 
 def _l2gd(loss: Loss, work: Work, lam: float, steps: int) -> Algorithm:
     rate: Any = work.optimizer
-    return fb.l2gd(loss, rate, lam=lam, p=1 / steps, batch_size=work.batch_size)
+    return fb.algorithms.l2gd(
+        loss, rate, lam=lam, p=1 / steps, batch_size=work.batch_size
+    )
 
 
 HEAD = ["last"]

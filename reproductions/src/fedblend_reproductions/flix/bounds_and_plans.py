@@ -151,7 +151,7 @@ def _run(
     every = max(math.ceil(most / 250), 1)
 
     def wrap(algorithm):
-        return fb.diana(algorithm, rand_k(k)) if omega else algorithm
+        return fb.transforms.diana(algorithm, rand_k(k)) if omega else algorithm
 
     trace = solve(of, alphas, steps, rounds=most, every=every, seeds=seeds, wrap=wrap)
     gap = gaps(of, alphas, trace.points).mean(axis=1)

@@ -210,7 +210,7 @@ def _one_gradient(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
     def method(loss, rate):
         assert work is not None
         server = task.server(rate)
-        return fb.fedopt(
+        return fb.algorithms.fedopt(
             loss, fb.Work(1.0, steps=1, batch_size=work.batch_size), server
         )
 

@@ -247,7 +247,7 @@ def _own_models(model, loss_of, federated_data, columns, solver) -> Any:
 
 
 def _solver(scale):
-    return lambda loss: fb.fedopt(
+    return lambda loss: fb.algorithms.fedopt(
         loss, fb.Work(1.0, steps=1, batch_size=None), descent(scale)
     )
 

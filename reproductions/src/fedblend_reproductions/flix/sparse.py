@@ -104,15 +104,17 @@ def course(
         rounds: at most.
         seeds: how many; "dgd" needs one.
         records: about how many.
-        memory: how DIANA's memories start, see ``fb.diana``.
+        memory: how DIANA's memories start, see ``fb.transforms.diana``.
         until: see ``solve``.
         start: see ``solve``.
         seed: see ``solve``.
     """
     wraps = {
         "dgd": lambda algorithm: algorithm,
-        "dcgd": lambda algorithm: fb.compressed(algorithm, rand_k(k)),
-        "diana": lambda algorithm: fb.diana(algorithm, rand_k(k), start=memory),
+        "dcgd": lambda algorithm: fb.transforms.compressed(algorithm, rand_k(k)),
+        "diana": lambda algorithm: fb.transforms.diana(
+            algorithm, rand_k(k), start=memory
+        ),
     }
     trace = solve(
         of,

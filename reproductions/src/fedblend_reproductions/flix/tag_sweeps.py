@@ -183,14 +183,14 @@ def _descent(rate: Any, loss: Loss) -> Algorithm:
 
 def fomaml(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     """Five inner steps, as in the paper."""
-    return fb.fomaml(
+    return fb.algorithms.fomaml(
         loss, Work(replica["inner"], steps=5, batch_size=None), replica["outer"]
     )
 
 
 def reptile(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     """Five inner steps, as in the paper."""
-    return fb.reptile(
+    return fb.algorithms.reptile(
         loss, Work(replica["inner"], steps=5, batch_size=None), replica["outer"]
     )
 

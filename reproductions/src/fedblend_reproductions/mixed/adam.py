@@ -108,7 +108,7 @@ def _methods(of: Task) -> dict[str, Method]:
     whole = oracle(of)
 
     def mixed(how: How, inner: fb.Algorithm, **merge: Any) -> fb.Algorithm:
-        return fb.mixed_fl(
+        return fb.transforms.mixed_fl(
             inner,
             central_loss.on_rows(of.loss, of.central_batch(how)),
             how=how,
@@ -118,7 +118,9 @@ def _methods(of: Task) -> dict[str, Method]:
         )
 
     def fedadam(rate):
-        return fb.fedopt(of.loss, fb.Work(faces.RATE, **work), optax.adam(rate))
+        return fb.algorithms.fedopt(
+            of.loss, fb.Work(faces.RATE, **work), optax.adam(rate)
+        )
 
     def merged(rate):
         inner = fb.fedavg(of.loss, fb.Work(faces.RATE, **work))
@@ -151,13 +153,13 @@ def distances() -> dict[str, float]:
     def built(how: How, server: bool, **merge: Any):
         def build(rate):
             side = falling if server else 1.0
-            inner = fb.fedopt(quadratics.LOSS, fb.Work(rate, **work), side)
+            inner = fb.algorithms.fedopt(quadratics.LOSS, fb.Work(rate, **work), side)
             if how == "parallel" and server:
                 merge["optimizer"] = rate  # such a server is refused without one
             with warnings.catch_warnings():
                 # That it misses the optimum is what is to be shown.
                 warnings.filterwarnings("ignore", "parallel: central steps")
-                return fb.mixed_fl(
+                return fb.transforms.mixed_fl(
                     inner,
                     quadratics.CENTRAL,
                     how=how,

@@ -51,7 +51,9 @@ def distances(alpha: float = 0.4) -> dict[str, float]:
                 local=fb.solvers.given(jnp.asarray(minimizers)),
             )
             weights = quadratics.WEIGHTS
-            return fb.mixed_fl(flix, quadratics.CENTRAL, how=how, weights=weights)
+            return fb.transforms.mixed_fl(
+                flix, quadratics.CENTRAL, how=how, weights=weights
+            )
 
         return one
 

@@ -79,7 +79,7 @@ def clipped(of: Task, how: How, batch: int) -> Method:
 
     def build(setting):
         rate, norm, follow, most = setting
-        inner = fb.adaptive_clip(
+        inner = fb.transforms.adaptive_clip(
             fb.fedavg(of.loss, fb.Work(rate, **work)), norm, rate=follow
         )
 
@@ -87,11 +87,11 @@ def clipped(of: Task, how: How, batch: int) -> Method:
             return clip_tree(gradient_of(params, shard, key), most)[0]
 
         if how == "one_way":
-            return fb.mixed_fl(inner, bounded, how=how, weights=of.weights)
+            return fb.transforms.mixed_fl(inner, bounded, how=how, weights=of.weights)
         with warnings.catch_warnings():
             # That clipping on one side changes the mixture is what is measured here.
             warnings.simplefilter("ignore")
-            return fb.mixed_fl(
+            return fb.transforms.mixed_fl(
                 inner,
                 bounded,
                 how=how,

@@ -82,7 +82,7 @@ def accuracies(
         inner = personal(of.loss, name, alpha)
         if not mixed:
             return inner
-        return fb.mixed_fl(inner, server, how="one_way", weights=WEIGHTS)
+        return fb.transforms.mixed_fl(inner, server, how="one_way", weights=WEIGHTS)
 
     run = fb.simulate(
         build,

@@ -41,12 +41,14 @@ def mixed_fl(how: How, steps: int, underneath: str = "FedAvg"):
     def build(rate):
         if underneath == "FedAvg":
             inner = fb.fedavg(LOSS, fb.Work(rate, steps=steps, batch_size=None))
-            return fb.mixed_fl(inner, CENTRAL, how=how, weights=WEIGHTS, steps=steps)
+            return fb.transforms.mixed_fl(
+                inner, CENTRAL, how=how, weights=WEIGHTS, steps=steps
+            )
         inner = fb.scaffold(LOSS, fb.Work(rate, steps=steps, batch_size=None))
         with warnings.catch_warnings():
             # The central rate is the clients', and so are the steps: nothing to fear.
             warnings.filterwarnings("ignore", "parallel: central steps")
-            return fb.mixed_fl(
+            return fb.transforms.mixed_fl(
                 inner,
                 CENTRAL,
                 how=how,

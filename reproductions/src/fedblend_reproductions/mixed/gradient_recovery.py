@@ -148,7 +148,7 @@ def _recovery_error(
 
     def build(rate):
         inner = fb.fedavg(LOSS, fb.Work(rate, steps=np.array(steps), batch_size=None))
-        return fb.mixed_fl(
+        return fb.transforms.mixed_fl(
             inner, CENTRAL, how="two_way", weights=WEIGHTS, steps=CENTRAL_STEPS
         )
 

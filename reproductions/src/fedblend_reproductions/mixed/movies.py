@@ -130,7 +130,7 @@ def baseline(
 def alone(of: Task, adaptive: bool) -> Method:
     """FedAvg without the spreadout; clients get the rows that they use."""
     return Method(
-        lambda setting: fb.fedselect(
+        lambda setting: fb.transforms.fedselect(
             _clients(of, setting[0], adaptive), of.federated_data, **TABLE
         ),
         *_on(of),
@@ -147,7 +147,7 @@ def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
 
     def build(setting):
         rate, strength = setting
-        algorithm = fb.mixed_fl(
+        algorithm = fb.transforms.mixed_fl(
             _clients(of, rate, adaptive and not merging),
             central_loss.of_parameters(
                 lambda params: fb.models.spreadout(params, strength)
@@ -159,7 +159,7 @@ def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
         )
         # The spreadout has no gradient in the dense layer, so none is sent.
         short = partial_correction(algorithm, ["embedding"])
-        return fb.fedselect(short, of.federated_data, **TABLE)
+        return fb.transforms.fedselect(short, of.federated_data, **TABLE)
 
     return Method(build, *_on(of))
 
@@ -172,7 +172,7 @@ def _clients(of: Task, rate: Any, adaptive: bool) -> fb.Algorithm:
     work = {"steps": of.steps, "batch_size": of.batch_size}
     if not adaptive:
         return fb.fedavg(of.loss, fb.Work(rate, **work))
-    return fb.fedopt(of.loss, fb.Work(rate, **work), optax.adam(SERVER_RATE))
+    return fb.algorithms.fedopt(of.loss, fb.Work(rate, **work), optax.adam(SERVER_RATE))
 
 
 def followed(

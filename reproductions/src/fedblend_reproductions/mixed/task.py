@@ -97,7 +97,7 @@ def mixed_fl(
     work = {"steps": task.steps, "batch_size": task.batch_size}
 
     def build(rate):
-        return fb.mixed_fl(
+        return fb.transforms.mixed_fl(
             fb.fedavg(task.loss, fb.Work(rate, **work)),
             central_loss.on_rows(task.loss, batch),
             how=how,

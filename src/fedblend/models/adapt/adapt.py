@@ -113,7 +113,7 @@ def _dtype(key: str, value: Any) -> Any:
 
 @gate(
     model=Instance(Model, "a Model"),
-    how=Instance(get_args(How), "a kind of change, such as fb.lora(8)"),
+    how=Instance(get_args(How), "a kind of change, such as fb.adapt.lora(8)"),
     dtype=_dtype,
 )
 def adapt(
