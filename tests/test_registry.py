@@ -78,7 +78,7 @@ usual_run("half_steps")
 
 
 def test_a_file_in_the_package_is_all_that_a_new_algorithm_needs(tmp_path):
-    """``fb.algorithms.NAME``, list, configuration, policy and the contract suite find it."""
+    """``fb.algorithms.NAME``, list, config, policy and the contract suite find it."""
     (tmp_path / "half_steps.py").write_text(NEW)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

@@ -7,7 +7,7 @@
 The public names stand in one table, ``__init__.pyi``, which type checkers read too. A
 name is imported when it is first used, so that the command line can answer
 ``fedblend --help`` without loading JAX. All algorithms are in ``fb.algorithms``, all
-transforms in ``fb.transforms`` and all adapters in ``fb.adapt``.
+transforms in ``fb.transforms`` and all adapters in ``fb.adapt.adapt``.
 
 Importing sets how many devices JAX makes of a CPU (``fedblend.cpu_devices``).
 """

@@ -3,6 +3,9 @@
 """The public names of fedblend: type checkers and ``__init__.py`` read this table."""
 
 from fedblend import (
+    algorithms as algorithms,
+)
+from fedblend import (
     compress as compress,
 )
 from fedblend import (
@@ -35,44 +38,14 @@ from fedblend import (
 from fedblend import (
     trees as trees,
 )
-from fedblend.algorithms.agnostic import (
-    agnostic as agnostic,
-)
 from fedblend.algorithms.apfl import (
     apfl as apfl,
-)
-from fedblend.algorithms.apfl import (
-    apfl_agnostic as apfl_agnostic,
-)
-from fedblend.algorithms.apfl_averaged import (
-    apfl_averaged as apfl_averaged,
-)
-from fedblend.algorithms.compressed_scaffnew import (
-    compressed_scaffnew as compressed_scaffnew,
 )
 from fedblend.algorithms.ditto import (
     ditto as ditto,
 )
-from fedblend.algorithms.fedala import (
-    fedala as fedala,
-)
-from fedblend.algorithms.fedalt_lora import (
-    fedalt_lora as fedalt_lora,
-)
 from fedblend.algorithms.fedavg import (
     fedavg as fedavg,
-)
-from fedblend.algorithms.feddbe import (
-    feddbe as feddbe,
-)
-from fedblend.algorithms.fedem import (
-    fedem as fedem,
-)
-from fedblend.algorithms.fedopt import (
-    fedopt as fedopt,
-)
-from fedblend.algorithms.fedprox import (
-    fedprox as fedprox,
 )
 from fedblend.algorithms.finetune import (
     finetune as finetune,
@@ -80,92 +53,20 @@ from fedblend.algorithms.finetune import (
 from fedblend.algorithms.flix import (
     flix as flix,
 )
-from fedblend.algorithms.flix_compressed import (
-    flix_compressed_scaffnew as flix_compressed_scaffnew,
-)
-from fedblend.algorithms.flix_compressed import (
-    flix_locodl as flix_locodl,
-)
-from fedblend.algorithms.fomaml import (
-    fomaml as fomaml,
-)
-from fedblend.algorithms.hierarchical import (
-    hierarchical as hierarchical,
-)
-from fedblend.algorithms.hypcluster import (
-    hypcluster as hypcluster,
-)
-from fedblend.algorithms.knn_per import (
-    knn_per as knn_per,
-)
-from fedblend.algorithms.l2gd import (
-    l2gd as l2gd,
-)
 from fedblend.algorithms.local_only import (
     local_only as local_only,
 )
 from fedblend.algorithms.locodl import (
     locodl as locodl,
 )
-from fedblend.algorithms.mapper import (
-    mapper as mapper,
-)
 from fedblend.algorithms.partial import (
     partial as partial,
-)
-from fedblend.algorithms.partial_presets import (
-    bitfit as bitfit,
-)
-from fedblend.algorithms.partial_presets import (
-    fedalt as fedalt,
-)
-from fedblend.algorithms.partial_presets import (
-    fedbabu as fedbabu,
-)
-from fedblend.algorithms.partial_presets import (
-    fedbn as fedbn,
-)
-from fedblend.algorithms.partial_presets import (
-    fedper as fedper,
-)
-from fedblend.algorithms.partial_presets import (
-    fedrep as fedrep,
-)
-from fedblend.algorithms.partial_presets import (
-    fedsa_lora as fedsa_lora,
-)
-from fedblend.algorithms.partial_presets import (
-    fedsim as fedsim,
-)
-from fedblend.algorithms.partial_presets import (
-    ffa_lora as ffa_lora,
-)
-from fedblend.algorithms.partial_presets import (
-    lg_fedavg as lg_fedavg,
-)
-from fedblend.algorithms.perfedavg import (
-    perfedavg as perfedavg,
-)
-from fedblend.algorithms.pfedme import (
-    pfedme as pfedme,
-)
-from fedblend.algorithms.reptile import (
-    reptile as reptile,
-)
-from fedblend.algorithms.rolora import (
-    rolora as rolora,
 )
 from fedblend.algorithms.scafflix import (
     scafflix as scafflix,
 )
-from fedblend.algorithms.scaffnew import (
-    scaffnew as scaffnew,
-)
 from fedblend.algorithms.scaffold import (
     scaffold as scaffold,
-)
-from fedblend.algorithms.svrg import (
-    svrg as svrg,
 )
 from fedblend.core import (
     Aggregate as Aggregate,
@@ -233,35 +134,8 @@ from fedblend.mixing import (
 from fedblend.models import (
     Model as Model,
 )
-from fedblend.models.adapt.adapt import (
+from fedblend.models import (
     adapt as adapt,
-)
-from fedblend.models.adapt.adapt import (
-    base_hash as base_hash,
-)
-from fedblend.models.adapt.adapt import (
-    two_adapters as two_adapters,
-)
-from fedblend.models.adapt.kinds import (
-    bias as bias,
-)
-from fedblend.models.adapt.kinds import (
-    full as full,
-)
-from fedblend.models.adapt.kinds import (
-    gated_lora as gated_lora,
-)
-from fedblend.models.adapt.kinds import (
-    ia3 as ia3,
-)
-from fedblend.models.adapt.kinds import (
-    lora as lora,
-)
-from fedblend.models.adapt.kinds import (
-    prefix as prefix,
-)
-from fedblend.models.adapt.kinds import (
-    with_frozen as with_frozen,
 )
 from fedblend.models.interop.peft import (
     export_peft as export_peft,
@@ -347,42 +221,6 @@ from fedblend.simulation.stores.client_store import (
 from fedblend.simulation.train_alone import (
     train_alone as train_alone,
 )
-from fedblend.transforms import (
-    adaptive_clip as adaptive_clip,
-)
-from fedblend.transforms import (
-    byzantine as byzantine,
-)
-from fedblend.transforms import (
-    clip as clip,
-)
-from fedblend.transforms import (
-    compressed as compressed,
-)
-from fedblend.transforms import (
-    diana as diana,
-)
-from fedblend.transforms import (
-    dp_blt as dp_blt,
-)
-from fedblend.transforms import (
-    dp_fedavg as dp_fedavg,
-)
-from fedblend.transforms import (
-    dp_ftrl as dp_ftrl,
-)
-from fedblend.transforms import (
-    ef21 as ef21,
-)
-from fedblend.transforms import (
-    fedselect as fedselect,
-)
-from fedblend.transforms import (
-    mixed_fl as mixed_fl,
-)
 
 __version__: str
 __all__: list[str]
-from fedblend.transforms.row_noise import (
-    row_noise as row_noise,
-)

@@ -160,7 +160,7 @@ FEDAVG = fb.fedavg(ON.loss, fb.Work(RATE, steps=1, batch_size=None))
 def error(attack, factor, attackers, **settings):
     """The largest error of a coordinate in the end."""
     who = np.arange(CLIENTS) < attackers
-    algorithm = fb.byzantine(FEDAVG, attack, attackers=who, factor=factor)
+    algorithm = fb.transforms.byzantine(FEDAVG, attack, attackers=who, factor=factor)
     usual: dict[str, Any] = {"rounds": ROUNDS, "every": ROUNDS}
     run = fb.simulate(
         algorithm, ON.params, ON.federated_data, jax.random.key(0), **usual, **settings
@@ -258,7 +258,7 @@ def started(reduction, attackers: int, **settings) -> np.ndarray:
     flix = fb.flix(ON.loss, lambda loss: FEDAVG, alpha=0.5, local=local)
     who = np.arange(CLIENTS) < attackers
     run = fb.simulate(
-        fb.byzantine(flix, "negate", attackers=who, factor=HUGE),
+        fb.transforms.byzantine(flix, "negate", attackers=who, factor=HUGE),
         ON.params,
         ON.federated_data,
         jax.random.key(0),

@@ -230,7 +230,7 @@ def test_there_is_room_with_the_stated_chance(clients, cohort):
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_a_run_is_the_same_for_any_chunk_and_counts_those_who_were_there(chunk):
-    algorithm = fb.dp_fedavg(descent, **OPTIONS, noise_from="seed")
+    algorithm = fb.transforms.dp_fedavg(descent, **OPTIONS, noise_from="seed")
     run = begin(algorithm, chunk=chunk).complete()
     drawn = run.cohorts.draw(run.key, range(12))
     assert (drawn == NOBODY).all(axis=1).any(), "no empty round; take another seed"
@@ -242,7 +242,7 @@ def test_a_run_is_the_same_for_any_chunk_and_counts_those_who_were_there(chunk):
 
 def test_it_is_the_sum_over_those_who_are_there_in_numpy():
     """Divided by the planned size, also in an empty round, which has noise as well."""
-    algorithm = fb.dp_fedavg(descent, **OPTIONS, noise_from="seed")
+    algorithm = fb.transforms.dp_fedavg(descent, **OPTIONS, noise_from="seed")
     run = begin(algorithm, every=1)
     drawn = run.cohorts.draw(run.key, range(12))
     matrices, vectors = problems.client_matrices(on)
@@ -259,7 +259,9 @@ def test_it_is_the_sum_over_those_who_are_there_in_numpy():
             # Noise of its own in every round, the empty ones too; three entries.
             assert 0.01 < np.linalg.norm(noise) < 6, record.round
             shared = after
-    quiet = fb.dp_fedavg(descent, **{**OPTIONS, "noise": 0.0, "noise_from": "seed"})
+    quiet = fb.transforms.dp_fedavg(
+        descent, **{**OPTIONS, "noise": 0.0, "noise_from": "seed"}
+    )
     shared = np.asarray(on.params, float)
     for members in drawn:
         before = shared
@@ -287,7 +289,7 @@ def test_states_of_those_who_are_absent_stay_in_any_store(store):
 
 
 def test_private_cohorts_are_secret_and_checkpoints_know_the_sampling(tmp_path):
-    algorithm = fb.dp_fedavg(descent, **OPTIONS)
+    algorithm = fb.transforms.dp_fedavg(descent, **OPTIONS)
     run, other = begin(algorithm), begin(algorithm)
     one, two = (some.cohorts.draw(some.key, range(40)) for some in (run, other))
     assert not np.array_equal(one, two)
@@ -350,9 +352,13 @@ def test_what_does_not_go_together_is_refused(settings, line):
         begin(descent, cohort=cohort)
 
 
-@pytest.mark.parametrize("method", [fb.dp_ftrl, fb.dp_blt])
+@pytest.mark.parametrize("method", [fb.transforms.dp_ftrl, fb.transforms.dp_blt])
 def test_correlated_noise_is_refused(method):
-    more = {"tree": 2} if method is fb.dp_ftrl else {"strategy": fb.theory.blt.Blt()}
+    more = (
+        {"tree": 2}
+        if method is fb.transforms.dp_ftrl
+        else {"strategy": fb.theory.blt.Blt()}
+    )
     with pytest.raises(
         ValueError, match=r"^sampling: 'poisson' has rounds in which nobo"
     ):

@@ -65,6 +65,6 @@ def fedopt(
         shared = optax.apply_updates(down.shared, updates)
         return down._replace(shared=shared), FedOptServer(state)
 
-    plain = isinstance(server_optimizer, int | float) and server_optimizer > 0
-    needs = inner.needs._replace(gain=float(server_optimizer) if plain else None)
+    rate = server_optimizer if isinstance(server_optimizer, int | float) else 0.0
+    needs = inner.needs._replace(gain=float(rate) if rate > 0 else None)
     return inner._replace(start=start, server=server, needs=needs)

@@ -160,7 +160,7 @@ def test_adapters_of_peft_have_its_scores(kind, tmp_path):
     wanted = written(kind, tmp_path / "theirs")
     adapter, how = fb.import_peft(tmp_path / "theirs")
     model = model_of(kind)
-    own = fb.adapt(model, how=how, inputs=ROWS, where=list(adapter))
+    own = fb.adapt.adapt(model, how=how, inputs=ROWS, where=list(adapter))
     close(own.apply(adapter, ROWS), wanted)
     assert np.abs(wanted - scores(base_of(kind))).max() > 0.1
     # What is written of it here, with its scales, are the same products by name.
@@ -185,8 +185,8 @@ def test_adapters_of_peft_have_its_scores(kind, tmp_path):
 @pytest.mark.parametrize("kind", MODULES)
 def test_peft_computes_what_the_adapted_model_does(kind, tmp_path):
     """A mixture of two adapters with a scale, loaded and merged by peft."""
-    how = fb.lora(2, alpha=6)
-    model = fb.adapt(model_of(kind), how=how, inputs=ROWS)
+    how = fb.adapt.lora(2, alpha=6)
+    model = fb.adapt.adapt(model_of(kind), how=how, inputs=ROWS)
     one, other = (moved(model.init(jax.random.key(0)), seed) for seed in (1, 2))
     mixed = mixing.products(0.3, one, other)
     fb.export_peft(tmp_path, mixed, how=how)
@@ -213,8 +213,8 @@ def network():
 
 def test_peft_loads_adapters_of_any_module_of_torch(network, tmp_path):
     net, images = network
-    how = fb.lora(2)
-    model = fb.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
+    how = fb.adapt.lora(2)
+    model = fb.adapt.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
     adapter = moved(model.init(jax.random.key(0)))
     assert sorted(adapter) == ["0.weight", "3.weight"]
     fb.export_peft(tmp_path, adapter, how=how)
@@ -228,22 +228,22 @@ def test_peft_loads_adapters_of_any_module_of_torch(network, tmp_path):
 
 def test_an_adapter_with_a_frozen_a_is_written_with_it(network, tmp_path):
     net, images = network
-    model, how = fb.models.from_torch(net, images), fb.lora(2, train="b")
-    own = fb.adapt(model, how=how, inputs=images, where="3.weight")
+    model, how = fb.models.from_torch(net, images), fb.adapt.lora(2, train="b")
+    own = fb.adapt.adapt(model, how=how, inputs=images, where="3.weight")
     adapter = moved(own.init(jax.random.key(0)))
     with pytest.raises(UserError, match="with b is not factors a and b; two adapters"):
         fb.export_peft(tmp_path, adapter, how=how)
-    whole = fb.with_frozen(model, adapter, how=how, inputs=images)
+    whole = fb.adapt.with_frozen(model, adapter, how=how, inputs=images)
     fb.export_peft(tmp_path, whole, how=how)
     again, plain = fb.import_peft(tmp_path)
-    both = fb.adapt(model, how=plain, inputs=images, where=list(again))
+    both = fb.adapt.adapt(model, how=plain, inputs=images, where=list(again))
     close(both.apply(again, images), own.apply(adapter, images))
 
 
 def test_bad_files_get_one_line(network, tmp_path):
     net, images = network
-    how = fb.lora(2)
-    model = fb.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
+    how = fb.adapt.lora(2)
+    model = fb.adapt.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
     fb.export_peft(tmp_path, model.init(jax.random.key(0)), how=how)
     table, arrays = files(tmp_path)
     config = tmp_path / "adapter_config.json"

@@ -15,6 +15,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import theory
+from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.core import Loss
 from fedblend.data.federated import FederatedData
 from fedblend.trees import precision
@@ -142,7 +143,7 @@ def replica(of: Strong, alpha: float, spread: float = 1.0) -> Replica:
 def averaged(loss: Loss, this: Replica, work: dict[str, Any]) -> fb.Algorithm:
     """The rate and the averages of the theorems."""
     rate = fb.Scheduled(apfl.Decay(this.top, this.shift), "step")
-    return fb.apfl_averaged(
+    return apfl_averaged(
         loss, fb.Work(rate, **work), alpha=this.alpha, shift=this.shift
     )
 

@@ -306,7 +306,8 @@ def two_adapters(model: Model) -> Model:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> rows = jnp.ones((2, 4))
         >>> plain = fb.models.mlp(4, 3, hidden=(8,))
-        >>> model = two_adapters(fb.adapt(plain, how=fb.lora(2), inputs=rows))
+        >>> one = fb.adapt.adapt(plain, how=fb.adapt.lora(2), inputs=rows)
+        >>> model = two_adapters(one)
         >>> sorted(model.init(jax.random.key(0)))
         ['personal', 'shared']
     """

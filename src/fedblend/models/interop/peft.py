@@ -25,7 +25,7 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 
-@gate(how=Instance(Lora, "fb.lora(...)"))
+@gate(how=Instance(Lora, "fb.adapt.lora(...)"))
 def export_peft(folder: str | Path, adapter: PyTree, *, how: Lora) -> None:
     """Write an adapter of a model of ``from_torch`` as ``peft`` reads it.
 
