@@ -178,7 +178,7 @@ def hierarchical_models(
     ridge: float = 0.0,
     share: bool = True,
 ) -> np.ndarray:
-    """Every client's model, [clients, entries]; options of ``fb.hierarchical``."""
+    """Every client's model, [clients, entries]; options of ``hierarchical``."""
     scale = np.sqrt(_entry_vector(rows, outputs, level, slopes))
     penalty = len(rows.targets) * _entry_vector(rows, outputs, 0.0, ridge)
     if not scale.any():
