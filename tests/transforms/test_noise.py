@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import subjaxprs
 from scipy import stats
 
 import fedblend as fb
@@ -185,13 +186,48 @@ def test_cohorts_of_a_private_run_are_no_function_of_its_seed():
     assert stats.chisquare(np.bincount(ids.ravel(), minlength=7)).pvalue > 1e-6
 
 
+def test_the_generator_is_chacha20():
+    """Test vector 2 of RFC 8439, appendix A.1."""
+    words = noise.chacha20(jnp.zeros(8, jnp.uint32), 1, 1)
+    stream = np.asarray(words)[:, 0].astype("<u4").tobytes().hex()
+    assert stream == (
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+    )
+
+
+def test_device_and_host_make_the_same_numbers_of_the_same_bits():
+    words = np.random.default_rng(0).integers(0, 2**32, (2, 4000), dtype=np.uint32)
+    words[:, 0], words[:, 1] = 2**32 - 1, 0
+    with jax.enable_x64(True):
+        found = np.asarray(noise._normal(jnp.asarray(words)))
+    bits = (words[0].astype(float) * 2**20) + (words[1] >> 12)
+    np.testing.assert_allclose(found, stats.norm.ppf((bits + 0.5) / 2**52), rtol=1e-11)
+    assert 8.2 < found.max() == -found.min() < 8.21
+
+
+def calls(jaxpr) -> list:
+    """Calls of the host in a program and in its inner programs."""
+    found = [one for one in jaxpr.eqns if one.primitive.name == "io_callback"]
+    for inner in subjaxprs(jaxpr):
+        found += calls(inner)
+    return found
+
+
+def test_no_leaf_travels_to_the_host_and_clients_share_a_call():
+    tree = {"large": jnp.zeros((5, 300, 200)), "small": jnp.zeros((5, 3))}
+    add = jax.vmap(lambda tree: noise.add_noise(tree, 1.0, None))
+    (call,) = calls(jax.make_jaxpr(add)(tree).jaxpr)
+    assert [operand.aval.size for operand in call.invars] == [5]
+
+
 def test_a_large_leaf_reaches_the_host_in_pieces_that_are_copied_at_once():
     """Copies of others wait for a thread, and two devices on two cores have none."""
-    tree = {"large": jnp.zeros((300, 200)), "small": jnp.zeros(3), "none": jnp.zeros(0)}
-    traced = jax.make_jaxpr(lambda tree: noise.add_noise(tree, 1.0, None))(tree)
-    (call,) = [one for one in traced.eqns if one.primitive.name == "io_callback"]
+    leaf = jnp.zeros((300, 200))
+    add = partial(add_tree_noise, std=1.0, name=NO_NAME, number=0, counts=True)
+    (call,) = calls(jax.make_jaxpr(add)(leaf).jaxpr)
     sizes = [4 * operand.aval.size for operand in call.invars]
-    assert sum(sizes) > 4 * 60_003
+    assert sum(sizes) > 4 * 60_000
     assert max(sizes) <= noise.PIECE_BYTES < 100 * 1024
 
 

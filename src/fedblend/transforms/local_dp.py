@@ -22,14 +22,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend import trees
 from fedblend.checks import Positive
 from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
 from fedblend.transforms._compose import is_encoded
-from fedblend.transforms.noise import perturb
+from fedblend.transforms.noise import add_noise
 
 
 @transform()
@@ -94,6 +93,4 @@ def local_dp(
 
 def secret_noise(up: Up, std: float) -> Up:
     """A clipped update plus noise of standard deviation ``std``, new in every call."""
-    leaves, structure = jax.tree.flatten(up.delta)
-    noisy = perturb([np.asarray(leaf) for leaf in leaves], std)
-    return up._replace(delta=jax.tree.unflatten(structure, noisy))
+    return up._replace(delta=jax.jit(add_noise)(up.delta, std, None))

@@ -3,9 +3,9 @@
 """Gaussian noise for privacy: from the operating system's entropy, or from a key.
 
 Whoever can draw the noise again subtracts it. Noise ``"system"`` is a function of 256
-bits that the operating system draws for it. They stay in this module, in the memory of
-this process: no key, state, message, checkpoint or result has them. The noise is added
-on the host, also where the server's step is compiled::
+bits that the operating system draws for it. They stay in the memory of this process:
+no key, state, message, checkpoint or result has them. The noise is added where the
+step of the server or client is computed, also in compiled programs::
 
     y <- round((x + std w) / grid) grid,   w made of this and earlier g = N(0, 1)
     grid = 2^(floor(log2 std) - GRAIN_BITS)
@@ -13,15 +13,15 @@ on the host, also where the server's step is compiled::
 x is the value as the device computed it, the sum is in float64, and y is then rounded
 to the type of x. A mechanism with real numbers, rounded to a grid that depends on the
 noise's scale alone, is as private as the mechanism: rounding comes after the noise.
-Low bits of y, from which Mironov read x, are those of the grid. g comes from SHAKE-256
-and the transform of Box and Muller, made of two uniform numbers of 53 bits, and at most
-8.7 in size; docs/privacy.md says what is not covered.
+Low bits of y, from which Mironov read x, are those of the grid. g is the inverse normal
+distribution function of uniform numbers of 52 bits, and at most 8.2 in size;
+docs/privacy.md says what is not covered. Independent noise is made on the device from
+ChaCha20's key stream, noise that is kept over rounds on the host from SHAKE-256.
 
 Noise from a key is reproducible, and protects nobody from those who know the seed.
 
 Reference: Mironov, "On significance of the least significant bits for differential
-privacy", CCS 2012; Box, Muller, "A note on the generation of random normal deviates",
-1958.
+privacy", CCS 2012; Nir, Langley, "ChaCha20 and Poly1305 for IETF protocols", RFC 8439.
 """
 
 import hashlib
@@ -32,7 +32,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import io_callback
+from scipy.special import ndtri
 
 from fedblend.core import Key, PyTree
 
@@ -54,19 +56,135 @@ def add_noise(tree: PyTree, std: float | jax.Array, key: Key | None) -> PyTree:
         std: in the tree's own unit.
         key: the noise is a function of it; from the operating system if None.
     """
-    leaves, structure = jax.tree.flatten(tree)
     if key is None:
-        noisy = on_host(_add_new, [], leaves, std)
-    else:
-        noisy = [
-            leaf
-            + jnp.asarray(std, leaf.dtype)
-            * jax.random.normal(own, leaf.shape, leaf.dtype)
-            for leaf, own in zip(
-                leaves, jax.random.split(key, len(leaves)), strict=True
-            )
-        ]
+        return add_secret_noise(tree, std, device_secret(tree))
+    leaves, structure = jax.tree.flatten(tree)
+    noisy = [
+        leaf
+        + jnp.asarray(std, leaf.dtype) * jax.random.normal(own, leaf.shape, leaf.dtype)
+        for leaf, own in zip(leaves, jax.random.split(key, len(leaves)), strict=True)
+    ]
     return jax.tree.unflatten(structure, noisy)
+
+
+def add_secret_noise(tree: PyTree, std: float | jax.Array, secret: jax.Array) -> PyTree:
+    """The tree plus noise that is a function of this secret, on the grid.
+
+    Args:
+        tree: of arrays.
+        std: in the tree's own unit; 0 leaves the tree as it is.
+        secret: of ``device_secret``, used once.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    first, noisy = 0, []
+    for leaf in leaves:
+        # A block of the key stream has 16 words, 8 numbers.
+        words = chacha20(secret, first, -(-leaf.size // 8))
+        first += -(-leaf.size // 8)
+        with jax.enable_x64(True):
+            scale = lax.convert_element_type(std, jnp.float64)
+            # Exactly a power of two, as scale is its mantissa, in [1/2, 1), times one.
+            grid = scale / jnp.frexp(scale)[0] * 2.0 ** -(GRAIN_BITS + 1)
+            value = lax.convert_element_type(leaf, jnp.float64)
+            value += scale * _normal(words)[: leaf.size].reshape(leaf.shape)
+            value = lax.convert_element_type(jnp.round(value / grid) * grid, leaf.dtype)
+        noisy.append(jnp.where(jnp.asarray(std) > 0, value, leaf))
+    return jax.tree.unflatten(structure, noisy)
+
+
+def device_secret(
+    tree: PyTree,
+    token: float | jax.Array = 0.0,
+    drawn: Callable[[np.ndarray], None] | None = None,
+) -> jax.Array:
+    """Eight words of the operating system, new in every call, step and replica.
+
+    Args:
+        tree: what gets the noise; where it is mapped, each of it has its own secret.
+        token: a number that ``drawn`` is told.
+        drawn: called on the host with the tokens of all secrets of a draw.
+    """
+
+    def draw(tokens: np.ndarray) -> np.ndarray:
+        tokens = np.asarray(tokens)
+        if drawn is not None:
+            drawn(tokens)
+        words = b"".join(new_secret() for _ in range(tokens.size))
+        return np.frombuffer(words, np.uint32).reshape(*tokens.shape, 8)
+
+    @jax.custom_batching.custom_vmap
+    def secrets_of(tokens, entries):
+        del entries
+        shape = jax.ShapeDtypeStruct((*tokens.shape, 8), jnp.uint32)
+        return io_callback(draw, shape, tokens)
+
+    # One call for all clients of a step: JAX's own rule makes one for each.
+    @secrets_of.def_vmap
+    def mapped(size, batched, tokens, entries):
+        both = [
+            one
+            if mapped
+            else jnp.broadcast_to(jnp.asarray(one), (size, *jnp.shape(one)))
+            for one, mapped in zip((tokens, entries), batched, strict=True)
+        ]
+        return secrets_of(*both), True
+
+    # Entries of all leaves, so that what is mapped is seen to be.
+    some = [leaf.reshape(-1)[:1].sum() for leaf in jax.tree.leaves(tree)]
+    return secrets_of(jnp.asarray(token), sum(some, jnp.zeros(())))
+
+
+CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
+
+
+def chacha20(key: jax.Array, first: int, blocks: int) -> jax.Array:
+    """Blocks of ChaCha20's key stream, words [16, blocks], with a nonce of zeros.
+
+    Args:
+        key: eight words.
+        first: the number of the first block.
+        blocks: how many.
+    """
+
+    def word(value):
+        return jnp.broadcast_to(jnp.asarray(value, jnp.uint32), (blocks,))
+
+    numbers = jnp.arange(first, first + blocks, dtype=jnp.uint32)
+    begin = (*map(word, CONSTANTS), *map(word, key), numbers, *map(word, (0, 0, 0)))
+
+    def two_rounds(_, state):
+        state = list(state)
+        for turn in (0, 1):
+            for column in range(4):
+                at = [4 * row + (column + turn * row) % 4 for row in range(4)]
+                quarter = _quarter_round(*(state[place] for place in at))
+                for place, value in zip(at, quarter, strict=True):
+                    state[place] = value
+        return tuple(state)
+
+    end = lax.fori_loop(0, 10, two_rounds, begin)
+    return jnp.stack([one + other for one, other in zip(begin, end, strict=True)])
+
+
+def _quarter_round(a, b, c, d):
+    for left, right in ((16, 12), (8, 7)):
+        a = a + b
+        d = _rotated(d ^ a, left)
+        c = c + d
+        b = _rotated(b ^ c, right)
+    return a, b, c, d
+
+
+def _rotated(word, bits: int):
+    return (word << bits) | (word >> (32 - bits))
+
+
+def _normal(words: jax.Array) -> jax.Array:
+    """Standard normal numbers in float64, half as many as there are words."""
+    high, low = words.reshape(2, -1)
+    bits = lax.convert_element_type(high, jnp.float64) * 2.0**20
+    bits += lax.convert_element_type(low >> np.uint32(12), jnp.float64)
+    return np.sqrt(2) * lax.erf_inv((bits + 0.5) * 2.0**-51 - 1)
 
 
 def add_tree_noise(
@@ -98,11 +216,6 @@ NO_NAME = np.zeros(4, np.uint32)
 """The name of no nodes."""
 
 
-def perturb(leaves: Sequence[np.ndarray], std: float) -> list[np.ndarray]:
-    """Arrays plus independent noise from the operating system, on the grid."""
-    return add_on_grid(leaves, std, normal_of(new_secret(), entries(leaves)))
-
-
 class _Nodes(NamedTuple):
     """The secrets of the nodes whose noise is in the sum of so many rounds, by level.
 
@@ -115,10 +228,6 @@ class _Nodes(NamedTuple):
 
 
 _KEPT: dict[bytes, _Nodes] = {}
-
-
-def _add_new(std: np.ndarray, *leaves: np.ndarray) -> list[np.ndarray]:
-    return perturb(leaves, float(std))
 
 
 def _grow(
@@ -169,12 +278,9 @@ def normal_of(secret: bytes, count: int) -> np.ndarray:
     From the coordinates whose update is known one could find the state of a common
     generator, and with it the noise of all others: SHAKE-256 is one-way.
     """
-    pairs = -(-count // 2)
-    stream = hashlib.shake_256(secret).digest(16 * pairs)
-    bits = np.frombuffer(stream, np.uint64).reshape(2, pairs)
-    radius, angle = ((bits >> np.uint64(11)) + 0.5) / 2.0**53
-    radius, angle = np.sqrt(-2 * np.log(radius)), 2 * np.pi * angle
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    stream = hashlib.shake_256(secret).digest(8 * count)
+    bits = np.frombuffer(stream, np.uint64) >> np.uint64(12)
+    return ndtri((bits + 0.5) / 2.0**52)
 
 
 def new_secret() -> bytes:

@@ -24,6 +24,7 @@ assumed: what counts is how often a row was in one.
 
 import dataclasses
 from collections import Counter
+from functools import partial
 from threading import Lock
 
 import jax
@@ -38,7 +39,12 @@ from fedblend.checks import (
 )
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.losses import HiddenLoss
-from fedblend.transforms.noise import on_host, perturb
+from fedblend.transforms.noise import add_secret_noise, device_secret
+from fedblend.transforms.row_gradients import (
+    row_gradient,
+    squared_norm,
+    weighted_sum,
+)
 
 MOST_NUMBERS = 2**24
 """Of the gradients of single rows that are in memory at once."""
@@ -92,10 +98,8 @@ class RowNoise(HiddenLoss):
             share = 1 - (1 - 1 / batch.drawn.among) ** size
         total = self._clipped_sum(params, batch.rows, weights)
         if self.noise:
-            leaves, structure = jax.tree.flatten(total)
-            std = self.noise * self.clip
-            noisy = on_host(self._add_noise, [], leaves, std, share)
-            total = jax.tree.unflatten(structure, noisy)
+            secret = device_secret(total, share, self._count)
+            total = add_secret_noise(total, self.noise * self.clip, secret)
         return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
 
     def _clipped_sum(self, params: PyTree, rows: PyTree, weights: jax.Array) -> PyTree:
@@ -108,34 +112,19 @@ class RowNoise(HiddenLoss):
             room = [(0, blocks * some - size), *[(0, 0)] * (leaf.ndim - 1)]
             return jnp.pad(leaf, room).reshape(blocks, some, *leaf.shape[1:])
 
-        def gradient_of(row):
-            alone = jax.tree.map(lambda leaf: leaf[None], row)
-            return jax.grad(lambda here: self.loss(here, alone)[0])(params)
-
         def add(total, block):
-            each = jax.vmap(gradient_of)(block[0])
-            norms = jax.vmap(trees.norm)(each)
-            finite = jnp.isfinite(norms)
-            factors = (
-                jnp.minimum(1, self.clip / jnp.maximum(norms, self.clip)) * block[1]
-            )
-            factors = jnp.where(finite, factors, 0)
-
-            def summed(total, leaf):
-                known = jnp.where(finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
-                return total + jnp.tensordot(factors.astype(leaf.dtype), known, 1)
-
-            return jax.tree.map(summed, total, each), None
+            each = jax.vmap(partial(row_gradient, self.loss, params))(block[0])
+            norms = jnp.sqrt(jax.vmap(squared_norm)(each))
+            factors = jnp.minimum(1, self.clip / jnp.maximum(norms, self.clip))
+            factors = jnp.where(jnp.isfinite(norms), factors * block[1], 0)
+            return trees.add(total, weighted_sum(each, factors, params)), None
 
         blocks_of_all = jax.tree.map(in_blocks, (rows, weights))
         return jax.lax.scan(add, trees.zeros_like(params), blocks_of_all)[0]
 
-    def _add_noise(
-        self, std: np.ndarray, share: np.ndarray, *leaves: np.ndarray
-    ) -> list[np.ndarray]:
+    def _count(self, shares: np.ndarray) -> None:
         with self._lock:
-            self.spent[float(share)] += 1
-        return perturb(leaves, float(std))
+            self.spent.update(map(float, shares.ravel()))
 
 
 def _copies(index: jax.Array) -> jax.Array:
