@@ -76,19 +76,27 @@ def add_secret_noise(tree: PyTree, std: float | jax.Array, secret: jax.Array) ->
         secret: of ``device_secret``, used once.
     """
     leaves, structure = jax.tree.flatten(tree)
-    first, noisy = 0, []
-    for leaf in leaves:
-        # A block of the key stream has 16 words, 8 numbers.
-        words = chacha20(secret, first, -(-leaf.size // 8))
-        first += -(-leaf.size // 8)
-        with jax.enable_x64(True):
-            scale = lax.convert_element_type(std, jnp.float64)
-            # Exactly a power of two, as scale is its mantissa, in [1/2, 1), times one.
-            grid = scale / jnp.frexp(scale)[0] * 2.0 ** -(GRAIN_BITS + 1)
-            value = lax.convert_element_type(leaf, jnp.float64)
-            value += scale * _normal(words)[: leaf.size].reshape(leaf.shape)
-            value = lax.convert_element_type(jnp.round(value / grid) * grid, leaf.dtype)
-        noisy.append(jnp.where(jnp.asarray(std) > 0, value, leaf))
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    with jax.enable_x64(True):
+        scale = lax.convert_element_type(std, jnp.float64)
+        # Exactly a power of two, as scale is its mantissa, in [1/2, 1), times one.
+        grid = scale / jnp.frexp(scale)[0] * 2.0 ** -(GRAIN_BITS + 1)
+        # A block of the key stream has 16 words, for 8 numbers.
+        noise = _normal(chacha20(secret, 0, -(-int(ends[-1]) // 8)))
+        pieces = jnp.split(noise[: ends[-1]], ends[:-1])
+        noisy = [
+            lax.convert_element_type(leaf, jnp.float64)
+            + scale * piece.reshape(leaf.shape)
+            for leaf, piece in zip(leaves, pieces, strict=True)
+        ]
+        noisy = [
+            lax.convert_element_type(jnp.round(one / grid) * grid, leaf.dtype)
+            for leaf, one in zip(leaves, noisy, strict=True)
+        ]
+    some = jnp.asarray(std) > 0
+    noisy = [
+        jnp.where(some, one, leaf) for leaf, one in zip(leaves, noisy, strict=True)
+    ]
     return jax.tree.unflatten(structure, noisy)
 
 
@@ -149,7 +157,7 @@ def chacha20(key: jax.Array, first: int, blocks: int) -> jax.Array:
     def word(value):
         return jnp.broadcast_to(jnp.asarray(value, jnp.uint32), (blocks,))
 
-    numbers = jnp.arange(first, first + blocks, dtype=jnp.uint32)
+    numbers = first + jnp.arange(blocks, dtype=jnp.uint32)
     begin = (*map(word, CONSTANTS), *map(word, key), numbers, *map(word, (0, 0, 0)))
 
     def two_rounds(_, state):

@@ -27,7 +27,7 @@ class RowGradient(NamedTuple):
     whole: dict[int, jax.Array]
     """Gradients of leaves, by the leaf's number."""
     factors: dict[int, tuple[jax.Array, jax.Array]]
-    """Of leaves that are weights of dense layers: their gradient is the outer product."""
+    """Of weights of dense layers, two vectors: their outer product is the gradient."""
 
 
 def row_gradient(loss: Loss, params: PyTree, row: PyTree) -> RowGradient:

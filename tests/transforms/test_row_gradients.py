@@ -1,0 +1,92 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of single rows, against those that autodiff makes of one row at a time."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.transforms.row_gradients import row_gradient, squared_norm, weighted_sum
+
+ROWS = 6
+RNG = np.random.default_rng(0)
+IMAGES = jnp.asarray(RNG.normal(size=(ROWS, 8, 8, 1)), jnp.float32)
+CLASSES = jnp.asarray(RNG.integers(0, 10, ROWS))
+
+
+def built(name: str):
+    model = fb.models.build(name, (8, 8, 1), 10)
+    return fb.losses.cross_entropy(model.apply), model.init(jax.random.key(0))
+
+
+def used_twice(params, rows):
+    hidden = jnp.tanh(rows[0].reshape(len(rows[1]), -1) @ params["in"])
+    return jnp.square(hidden @ params["both"] @ params["both"]).sum(axis=1)
+
+
+def one_place(params, rows):
+    """Weights that see rows, or part of them, and weights in another type."""
+    seen = rows[0].reshape(len(rows[1]), 8, 8) @ params["several"]
+    seen = seen.sum(axis=1).astype(jnp.float16) @ params["half"]
+    return jnp.square(seen.astype(jnp.float32) @ params["out"].T).sum(axis=1)
+
+
+def convolution(params, rows):
+    sizes = ("NHWC", "HWIO", "NHWC")
+    seen = jax.lax.conv_general_dilated(
+        rows[0], params["kernel"], (1, 1), "VALID", dimension_numbers=sizes
+    )
+    return jnp.square(seen.reshape(len(seen), -1) @ params["out"]).sum(axis=1)
+
+
+def drawn(dtype=jnp.float32, **shapes):
+    return {
+        name: jnp.asarray(RNG.normal(size=shape), dtype)
+        for name, shape in shapes.items()
+    }
+
+
+HALF = drawn(jnp.float16, half=(4, 3))
+CASES = {
+    "softmax": (*built("softmax"), 1),
+    "mlp": (*built("mlp"), 3),
+    "convolution": (convolution, drawn(kernel=(3, 3, 1, 2), out=(72, 1)), 1),
+    "used twice": (used_twice, drawn(**{"in": (64, 5), "both": (5, 5)}), 1),
+    "several rows": (one_place, drawn(several=(8, 4), out=(2, 3)) | HALF, 2),
+}
+"""Loss, parameters, and how many of them are weights of layers that see one vector."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_norms_and_sums_are_those_of_single_rows(name):
+    loss, params, dense = CASES[name]
+    found = jax.vmap(partial(row_gradient, loss, params))((IMAGES, CLASSES))
+    assert len(found.factors) == dense
+
+    def loss_of(here, at):
+        return loss(here, (IMAGES[at : at + 1], CLASSES[at : at + 1]))[0]
+
+    each = [jax.grad(loss_of)(params, at) for at in range(ROWS)]
+    norms = [sum(jnp.square(x).sum() for x in jax.tree.leaves(one)) for one in each]
+    near = 2e-2 if "half" in params else 1e-4
+    np.testing.assert_allclose(jax.vmap(squared_norm)(found), norms, rtol=near)
+    weights = jnp.asarray(RNG.uniform(size=ROWS), jnp.float32)
+    total = weighted_sum(found, weights, params)
+    for leaf, *parts in zip(*map(jax.tree.leaves, (total, *each)), strict=True):
+        expected = sum(w * part for w, part in zip(weights, parts, strict=True))
+        size = float(jnp.abs(expected).max())
+        np.testing.assert_allclose(leaf, expected, rtol=0, atol=near * size)
+
+
+def test_rows_of_weight_zero_may_have_any_gradient():
+    loss, params = built("mlp")
+    images = IMAGES.at[2].set(jnp.nan)
+    found = jax.vmap(partial(row_gradient, loss, params))((images, CLASSES))
+    norms = jax.vmap(squared_norm)(found)
+    np.testing.assert_array_equal(jnp.isnan(norms), np.arange(ROWS) == 2)
+    total = weighted_sum(found, jnp.isfinite(norms).astype(jnp.float32), params)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(total))
