@@ -23,8 +23,9 @@ from fedblend.config.tables.model import loss_name
 from fedblend.report import measures
 from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
-from fedblend.runs import per_row_scores, personalize, run_folder
+from fedblend.runs import per_row_scores, run_folder
 from fedblend.runs.certificates import certified
+from fedblend.runs.new_clients import new_clients
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results, still_improving
@@ -114,8 +115,8 @@ def _unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
     """The clients that ``data.unseen`` sets apart, for each seed."""
     if not built.unseen:
         return []
-    new_clients = partial(
-        personalize.new_clients,
+    personalize = partial(
+        new_clients,
         name_parts(config, built.model, built.task),
         (loss_name(config, built.task), built.loss),
         measure=built.measures,
@@ -125,7 +126,7 @@ def _unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
     # Seeds that share a split share its clients.
     data = [*built.unseen] * (len(models) // len(built.unseen))
     keys = [run.key] if run.replicas is None else list(run.key)
-    return list(map(new_clients, data, models, keys))
+    return list(map(personalize, data, models, keys))
 
 
 def _together(found: Sequence[NewClients]) -> Evidence:
