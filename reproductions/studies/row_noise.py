@@ -23,7 +23,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.theory.privacy import row_epsilon
 
-STORIES = Path(__file__).parents[1] / "examples" / "stories"
+STORIES = Path(__file__).parents[2] / "examples" / "stories"
 """Where the generator of the made-up table is."""
 
 DELTA = 1e-5
