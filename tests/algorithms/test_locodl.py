@@ -204,7 +204,7 @@ FLAT = fb.federate(
 @pytest.mark.parametrize("masks", ["own", "one"])
 def test_flat_directions_diverge_beyond_twice_the_moved_that_is_chosen(masks):
     """Of f_i = 0 any model is optimal: the least that LoCoDL must do is to stay."""
-    relaxation, dual = local_training.relaxed(2.0, 7, masks)
+    relaxation, dual = local_training.locodl_scales(2.0, 7, masks)
     most = local_training.stable_moved(RATE, 1 / STEPS, dual)
 
     def reached(moved):

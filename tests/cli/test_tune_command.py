@@ -15,7 +15,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check, load
 from fedblend.runs.tune import tune_config
 from fedblend.simulation.simulate import set_up
-from fedblend.theory.constants import stacked
+from fedblend.theory.constants import stack_models
 from fedblend.trees import precision
 from planned import FLIX, changed
 from tiny_config import TINY
@@ -103,5 +103,5 @@ def test_every_alpha_has_the_rate_of_theory():
         own = build(check(changed(FLIX, *settings, "algorithm.alpha=0.1"), "here"))
         alone = set_up(own.spec).complete()
     run = found.arms[2].run  # after training alone and alpha = 0
-    swept = stacked(run.shared)[1]
-    np.testing.assert_allclose(swept, stacked(alone.shared).ravel(), rtol=1e-8)
+    swept = stack_models(run.shared)[1]
+    np.testing.assert_allclose(swept, stack_models(alone.shared).ravel(), rtol=1e-8)

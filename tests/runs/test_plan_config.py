@@ -14,7 +14,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.config.theory_rates import smoothness, with_rates
 from fedblend.errors import ConfigError, SettingError
-from fedblend.runs.plan.candidates import candidates, config_of, configured, ways
+from fedblend.runs.plan.candidates import candidates, config_of, file_solvers, ways
 from fedblend.runs.plan.offers import climb, offers, plan, table, trial, warnings
 from fedblend.runs.plan.problem import Problem, problem
 from fedblend.simulation.simulate import simulate
@@ -34,7 +34,7 @@ def by_hand() -> ByHand:
 
 def of(found, solver: str, **asked) -> Any:
     """The plan of one of the configured solvers, without trials."""
-    among = [one for one in configured(found) if one.solver == solver]
+    among = [one for one in file_solvers(found) if one.solver == solver]
     (made,) = offers(found, EPS, **asked, trials=False, among=among)
     return made
 

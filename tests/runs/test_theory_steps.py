@@ -18,7 +18,7 @@ from fedblend.config.theory_rates import rates
 from fedblend.errors import ConfigError
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import bounds, mixture
-from fedblend.theory.constants import stacked
+from fedblend.theory.constants import stack_models
 from fedblend.trees import precision
 from fedblend_reproductions.flix import theory as paper
 from planned import CLIENTS, DIM, FLIX, ByHand, K, changed
@@ -60,7 +60,7 @@ def test_every_round_keeps_its_bound(name, by_hand):
                 built.spec, key=keys, measure={}, rounds=ROUNDS, every=1
             )
         )
-        iterates = dict((run.round, stacked(run.shared)) for _ in run)
+        iterates = dict((run.round, stack_models(run.shared)) for _ in run)
     known = mixture(ALPHA, built.smoothness, by_hand.x)
     if name != "downlink":
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-7)
@@ -145,7 +145,7 @@ def test_one_mask_is_one_client_that_compresses_the_mean(how, by_hand):
         assert found == pytest.approx(1 / (top * (1 + 2 * omega)))
     else:
         assert 1 / (top * (1 + 5 * omega)) <= found <= 1 / (top * (1 + omega))
-    (x,) = stacked(jax.tree.map(lambda leaf: leaf[None], run.shared))
+    (x,) = stack_models(jax.tree.map(lambda leaf: leaf[None], run.shared))
     gap = by_hand.value(ALPHA, x) - by_hand.least(ALPHA)
     print(how, gap)
     assert gap < 1e-8

@@ -16,12 +16,12 @@ import pytest
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.runs.plan.candidates import configured
+from fedblend.runs.plan.candidates import file_solvers
 from fedblend.runs.plan.offers import offers
 from fedblend.runs.plan.problem import problem
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import bounds
-from fedblend.theory.constants import stacked
+from fedblend.theory.constants import stack_models
 from fedblend.trees import precision
 from flix_by_hand import Case, Logistic, known_of, mixed, newton
 
@@ -83,7 +83,7 @@ QUICK = ("ijcnn1",)
 def test_every_round_is_below_its_bound(name, data_home):
     content = tables(name)
     found = problem(check(content, name))
-    among = configured(found)
+    among = file_solvers(found)
     for made in offers(found, SETS[name][1], alpha=ALPHA, trials=False, among=among):
         solver, rounds = made.candidate.solver, made.worst
         sizes = found.dim, SETS[name][0]
@@ -104,7 +104,7 @@ def test_every_round_is_below_its_bound(name, data_home):
             seeds = range(SEEDS if solver == "diana" else 1)
             keys = jnp.stack([jax.random.key(seed) for seed in seeds])
             run = set_up(dataclasses.replace(built.spec, key=keys, measure={}))
-            iterates = dict((run.round, stacked(run.shared)) for _ in run)
+            iterates = dict((run.round, stack_models(run.shared)) for _ in run)
         known, f = known_of(case, ALPHA), mixed(case, ALPHA)
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-6)
         least = f.solve()[1]
@@ -112,7 +112,7 @@ def test_every_round_is_below_its_bound(name, data_home):
         alone = mixed(case, 0.0)
         start = float(f.value(known.average) - alone.value(known.average))
         assert found.gap(known.alpha, known.average) == pytest.approx(start, rel=1e-6)
-        near = BOUNDS[solver](bounds.measured(known, start), *sizes)
+        near = BOUNDS[solver](bounds.start_at_gap(known, start), *sizes)
         closer = near.after(np.arange(rounds))
         assert made.certified.rounds < rounds
         for number, replicas in iterates.items():

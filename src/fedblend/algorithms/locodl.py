@@ -75,7 +75,7 @@ from fedblend.local import Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
 from fedblend.theory import local_training as theory
-from fedblend.theory.local_training import relaxed, stable_moved
+from fedblend.theory.local_training import locodl_scales, stable_moved
 from fedblend.transforms.central_loss import Central, weighted
 
 HALVES = 0.5, 0.5
@@ -171,7 +171,7 @@ def locodl(
     def scales(tree):
         """The factors rho and eta, and P^2/p^2 of theory, for models like this one."""
         largest = float(np.max(known_omega(trees.size(tree))))
-        relaxation, dual = relaxed(largest, clients, masks)
+        relaxation, dual = locodl_scales(largest, clients, masks)
         return relaxation, p * dual / rate, dual
 
     def moved_of(tree):

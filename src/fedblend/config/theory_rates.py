@@ -27,7 +27,7 @@ from fedblend.theory.constants import (
     squared_alpha,
     together,
 )
-from fedblend.theory.local_training import relaxed, stable_moved
+from fedblend.theory.local_training import locodl_scales, stable_moved
 from fedblend.theory.steps import DGD, Solver
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def _of_moved(options: Any, least: float, dim: int, clients: int) -> list[str]:
     if options.moved < least:
         return []
     omega = float(np.max(options.compressor.make({}).omega(dim)))
-    dual = relaxed(omega, clients, options.masks)[1]
+    dual = locodl_scales(omega, clients, options.masks)[1]
     stable = stable_moved(options.rate, 1 / options.steps, dual)
     if options.moved <= stable:
         return []

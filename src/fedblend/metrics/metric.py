@@ -43,7 +43,7 @@ class RowByRow:
     def __call__(self, model: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Both steps."""
         said = self.say(model, batch.rows)
-        return self.finish(said, batch.rows, counted(batch, said))
+        return self.finish(said, batch.rows, row_mask(batch, said))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def of_outputs(
         _, targets = rows
         return measure(outputs, targets, mask)
 
-    return rowwise(make, RowByRow(outputs, finish))
+    return metric_of_rows(make, RowByRow(outputs, finish))
 
 
 def of_outputs_without_rows(
@@ -121,12 +121,12 @@ def of_outputs_without_rows(
     def value(model, batch):
         inputs, targets = batch.rows
         outputs = predict(apply, model, inputs)
-        return measure(outputs, targets, counted(batch, outputs))
+        return measure(outputs, targets, row_mask(batch, outputs))
 
     return make(value)
 
 
-def rowwise(make: Callable[..., Metric], both: RowMeasure) -> Metric:
+def metric_of_rows(make: Callable[..., Metric], both: RowMeasure) -> Metric:
     """A metric from a function that has the number and those of rows."""
     return make(lambda model, batch: both(model, batch)[0], with_rows=both)
 
@@ -156,7 +156,7 @@ def is_binary(scores: jax.Array) -> bool:
     return scores.ndim == 1 or scores.shape[1] <= 2
 
 
-def counted(batch: Batch, rows: jax.Array) -> jax.Array:
+def row_mask(batch: Batch, rows: jax.Array) -> jax.Array:
     """The rows that count, as booleans."""
     if batch.mask is None:
         return jnp.ones(rows.shape[:1], bool)

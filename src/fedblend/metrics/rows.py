@@ -22,10 +22,10 @@ from fedblend.metrics.metric import (
     mean,
     mean_and_rows,
     mean_error,
+    metric_of_rows,
     of_outputs,
     of_outputs_without_rows,
     root_error,
-    rowwise,
     score,
     unless_nan,
 )
@@ -43,7 +43,7 @@ def mean_loss(loss: Loss) -> Metric:
         del rows
         return mean_and_rows(losses, mask)
 
-    return rowwise(mean_error, RowByRow(loss, finish))
+    return metric_of_rows(mean_error, RowByRow(loss, finish))
 
 
 @gate(apply=FUNCTION)

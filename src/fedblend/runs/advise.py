@@ -94,7 +94,7 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
             try:
                 # Rates that are too large overflow, and are out.
                 with np.errstate(over="ignore", invalid="ignore"):
-                    trials[how] = _tried(
+                    trials[how] = _try_method(
                         config, built, how, rounds or config.run.rounds
                     )
             except Exception as error:
@@ -159,21 +159,21 @@ def choice(
     return how, "; ".join(parts)
 
 
-def _tried(config: Config, built: Built, how: str, rounds: int) -> Trial:
+def _try_method(config: Config, built: Built, how: str, rounds: int) -> Trial:
     """A method at its best rate."""
     every = [(factor, seed) for factor in FACTORS for seed in TUNING]
     tuned = _replicas(config, built, how, rounds, every)
     shape = len(FACTORS), len(TUNING)
-    losses = np.where(_good(tuned), tuned.loss, np.inf).reshape(shape).mean(axis=1)
+    losses = np.where(_succeeds(tuned), tuned.loss, np.inf).reshape(shape).mean(axis=1)
     for best in np.argsort(losses)[: np.isfinite(losses).sum()]:
         again = [(FACTORS[best], seed) for seed in SEEDS]
         found = _replicas(config, built, how, rounds, again)
-        if _good(found).all():
+        if _succeeds(found).all():
             return found._replace(factor=FACTORS[best])
     return _failure(f"ends above its start at all of {len(FACTORS)} rates")
 
 
-def _good(trial: Trial) -> np.ndarray:
+def _succeeds(trial: Trial) -> np.ndarray:
     """Which replicas ended with a finite loss that is not above that of the start."""
     return np.isfinite(trial.loss) & (trial.loss <= trial.start)
 

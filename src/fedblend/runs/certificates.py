@@ -32,7 +32,7 @@ from fedblend.errors import ConfigError
 from fedblend.simulation.certify import certificates, until
 from fedblend.simulation.run import Run
 from fedblend.theory import bounds
-from fedblend.theory.constants import mixture, stacked
+from fedblend.theory.constants import mixture, stack_models
 
 
 def strong_convexity(config: Config, built: Built) -> list[float]:
@@ -82,7 +82,7 @@ def blocks_of(config: Config, built: Built) -> Callable[[Run], Iterable[Any]]:
     return lambda run: until(run, eps, built.loss, mu)
 
 
-def certified(config: Config, built: Built, run: Run) -> list[dict[str, Any]]:
+def run_certificates(config: Config, built: Built, run: Run) -> list[dict[str, Any]]:
     """The certificate of each seed for ``summary.json``; empty tables if unknown."""
     try:
         mu = strong_convexity(config, built)
@@ -136,4 +136,4 @@ def _first_seed(
     if replicas is not None:
         models = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], models)
         norms = norms[:, 0]
-    return stacked(models).astype(np.float64), norms.astype(np.float64)
+    return stack_models(models).astype(np.float64), norms.astype(np.float64)

@@ -24,7 +24,7 @@ from fedblend.report import measures
 from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.runs import per_row_scores, run_folder
-from fedblend.runs.certificates import certified
+from fedblend.runs.certificates import run_certificates
 from fedblend.runs.new_clients import new_clients
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation.personalize import NewClients
@@ -76,7 +76,7 @@ def write_summary(
     warnings += size
     for one, model in zip(runs, run_folder.models(run), strict=True):
         one |= _at_server(built, model)
-    for one, proven in zip(runs, certified(config, built, run), strict=True):
+    for one, proven in zip(runs, run_certificates(config, built, run), strict=True):
         one |= proven
     for one, new in zip(runs, unseen, strict=False):
         one["unseen"] = {"round": run.round, **new.summary()}

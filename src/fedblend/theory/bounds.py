@@ -63,7 +63,7 @@ def one_shot(known: MixtureConstants) -> float:
     return known.L_alpha * known.V / 2
 
 
-def measured(known: MixtureConstants, gap: float) -> MixtureConstants:
+def start_at_gap(known: MixtureConstants, gap: float) -> MixtureConstants:
     """The constants with V such that every bound starts at ``gap`` and not L_alpha V/2.
 
     All bounds use V for one thing only, ``f~(x_avg) - mean f_i(x_i) <= L_alpha V/2``.

@@ -221,7 +221,7 @@ def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> MixtureConstants
             arrays with a leading axis of clients.
     """
     alpha = per_client("alpha", alpha, len(smoothness.smooth), ALPHA)
-    models = stacked(personal)
+    models = stack_models(personal)
     if len(models) != len(alpha):
         raise ValueError(f"personal: {len(models)} models for {len(alpha)} clients")
     own = weights(alpha, smoothness)
@@ -246,7 +246,7 @@ def per_client(
     return np.broadcast_to(value, (clients,))
 
 
-def stacked(personal: PyTree) -> np.ndarray:
+def stack_models(personal: PyTree) -> np.ndarray:
     """Models with a leading axis of clients, as a matrix [clients, dim] in float64."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(personal)]
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
@@ -292,6 +292,6 @@ def weights(alpha, smoothness: Smoothness) -> np.ndarray:
 
 def V(personal: PyTree, weights: np.ndarray) -> float:
     """``sum w_i |x_i - sum w_j x_j|^2``, the weighted variance of the models."""
-    models = stacked(personal)
+    models = stack_models(personal)
     gaps = models - weights @ models
     return float(weights @ np.einsum("nd,nd->n", gaps, gaps))

@@ -175,7 +175,7 @@ def locodl(
         raise UserError("locodl: moved", own, allowed)
     largest = max(float(parts.max()) - own, own)
     smallest = _positive(min(least - own, own), "locodl", "convexity of g")
-    rate, dual = 2 / (largest + smallest), relaxed(omega, len(parts), masks)[1]
+    rate, dual = 2 / (largest + smallest), locodl_scales(omega, len(parts), masks)[1]
     rates, primal = np.full(len(parts), rate), _shrinks(rate, largest, smallest)
     return _chosen(rates, primal, dual, steps)._replace(moved=own)
 
@@ -195,12 +195,14 @@ def stable_moved(rate: Any, p: float, dual: float) -> Any:
     Args:
         rate: of a local step.
         p: the probability of a communication.
-        dual: P^2/p^2, from ``relaxed``.
+        dual: P^2/p^2, from ``locodl_scales``.
     """
     return p * math.sqrt(dual) / (2 * rate)
 
 
-def relaxed(omega: float, clients: int, masks: str = "own") -> tuple[float, float]:
+def locodl_scales(
+    omega: float, clients: int, masks: str = "own"
+) -> tuple[float, float]:
     """The factor rho of LoCoDL, and ``P^2/p^2 = rho/(1 + 2 omega)``; see ``locodl``."""
     if masks == "one":
         return 1 / (1 + omega), 1 / (1 + omega) ** 2

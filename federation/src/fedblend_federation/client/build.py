@@ -19,7 +19,7 @@ from fedblend.data.dataset import DataError
 from fedblend.data.federated import Shards, gather, held_out
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import ConfigError
-from fedblend.metrics.metric import Metric, counted, mean_and_rows
+from fedblend.metrics.metric import Metric, mean_and_rows, row_mask
 from fedblend.transforms.local_dp import local_dp, secret_noise
 from fedblend_federation.client import executor
 from fedblend_federation.client import state as states
@@ -127,7 +127,7 @@ def bounded(metric: Metric, most: float) -> Metric:
     def measure(model, batch):
         _, rows = with_rows(model, batch)
         cut = jnp.where(jnp.isfinite(rows), jnp.clip(rows, 0, top), worst)
-        return mean_and_rows(cut, counted(batch, rows))
+        return mean_and_rows(cut, row_mask(batch, rows))
 
     return dataclasses.replace(
         metric, fn=lambda model, batch: measure(model, batch)[0], with_rows=measure

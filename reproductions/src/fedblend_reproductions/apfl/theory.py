@@ -45,7 +45,7 @@ from fedblend.core import Loss, PyTree, Shard
 from fedblend.data import map_clients
 from fedblend.data.federated import FederatedData
 from fedblend.losses import gradient
-from fedblend.theory.constants import Smoothness, stacked
+from fedblend.theory.constants import Smoothness, stack_models
 
 
 class Decay(NamedTuple):
@@ -157,5 +157,5 @@ def model_distances(personal: PyTree, shared: PyTree) -> np.ndarray:
         shared: w*, the minimizer of the mean of all f_i; not FLIX's shared model, which
             minimizes another objective unless all alpha are 1.
     """
-    center = stacked(jax.tree.map(lambda leaf: leaf[None], shared))
-    return ((stacked(personal) - center) ** 2).sum(axis=1)
+    center = stack_models(jax.tree.map(lambda leaf: leaf[None], shared))
+    return ((stack_models(personal) - center) ** 2).sum(axis=1)

@@ -46,14 +46,14 @@ from fedblend.theory.constants import (
     per_client,
     smoothness_of_parts,
     squared_alpha,
-    stacked,
+    stack_models,
 )
 from fedblend.theory.lyapunov import feedback_weight
 
 
 def D(personal: PyTree) -> float:
     """``max |x_i - x_j|^2``: the largest squared distance of two models."""
-    models = stacked(personal)
+    models = stack_models(personal)
     return max(float(((models - own) ** 2).sum(axis=1).max()) for own in models)
 
 

@@ -28,7 +28,7 @@ from fedblend.config.build import Method, method
 from fedblend.config.config import Config, check
 from fedblend.core import PyTree, Ragged, has_ragged, static_bits
 from fedblend.errors import SettingError, UserError
-from fedblend.runs.plan.problem import Problem, stacked_models, started
+from fedblend.runs.plan.problem import Problem, stacked_models, start_run
 from fedblend.simulation.run import Run
 from fedblend.solvers import given
 from fedblend.theory import bounds, local_training
@@ -123,7 +123,7 @@ def candidates(
     clients = found.clients
     sizes = sorted({max(found.dim // part, 1) for part in parts})
     tried = [
-        *configured(found),
+        *file_solvers(found),
         SolverOptions("accelerated", "", (NESTEROV,), bounds.accelerated),
         *(_diana(found.dim, k) for k in sizes),
     ]
@@ -141,7 +141,7 @@ def candidates(
     return tried
 
 
-def configured(found: Problem) -> list[SolverOptions]:
+def file_solvers(found: Problem) -> list[SolverOptions]:
     """Gradient descent, and what the table ``[compress]`` of the file makes of it."""
     table = found.config.compress
     plain = SolverOptions("dgd", "", (), bounds.dgd)
@@ -225,7 +225,7 @@ class _Given(NamedTuple):
         return given(self.models)
 
 
-def built_for(found: Problem, config: Config, rates: Any = None) -> Method:
+def method_for(found: Problem, config: Config, rates: Any = None) -> Method:
     """What a configuration of the same data computes, from x_i that are known.
 
     Args:
@@ -245,7 +245,7 @@ def run_of(found: Problem, config: Config, algorithm: Any, **options: Any) -> Ru
     """A run in the precision of the configuration, which has not begun."""
     width = config.run.precision
     params = jax.tree.map(lambda leaf: leaf.astype(width), found.params)
-    return started(found.built, algorithm, params, **options)
+    return start_run(found.built, algorithm, params, **options)
 
 
 class Traffic(NamedTuple):
@@ -327,12 +327,12 @@ class Ways(NamedTuple):
 def ways(found: Problem, config: Config, prices: Prices = SAME) -> Ways:
     """What the messages of a configuration cost, from those that a run counts."""
     with precision(config.run.precision):
-        actual = run_of(found, config, built_for(found, config).algorithm)
+        actual = run_of(found, config, method_for(found, config).algorithm)
         usual, table = actual, config.compress
         if table is not None and table.how == "diana" and table.start != "zero":
             zero = {"compress": table.model_copy(update={"start": "zero"})}
             plain = config.model_copy(update=zero)
-            usual = run_of(found, plain, built_for(found, plain).algorithm)
+            usual = run_of(found, plain, method_for(found, plain).algorithm)
     clients, sizes = found.clients, actual.message_bits
     last = static_bits(actual.shapes.last._replace(round=None))
     up = _largest_bits(usual.shapes.up)

@@ -41,10 +41,10 @@ from fedblend.runs.plan.candidates import (
     Prices,
     SolverOptions,
     Ways,
-    built_for,
     candidates,
     config_of,
-    configured,
+    file_solvers,
+    method_for,
     parse_bits,
     parse_prices,
     run_of,
@@ -153,12 +153,12 @@ def offers(
     return sorted(made, key=lambda one: (-one.alpha if by_alpha else 0, one.order))
 
 
-def table(found: Problem, eps: float, alphas: Iterable[float] = GRID) -> list[Offer]:
+def table(found: Problem, eps: float) -> list[Offer]:
     """What gradient descent needs for each alpha, and what the file has, by theory."""
     made: list[Offer] = []
-    for candidate in configured(found):
+    for candidate in file_solvers(found):
         cost = ways(found, config_of(found, candidate))
-        made += [_by_theory(found, candidate, alpha, eps, cost) for alpha in alphas]
+        made += [_by_theory(found, candidate, alpha, eps, cost) for alpha in GRID]
     return made
 
 
@@ -196,7 +196,7 @@ def _by_theory(
         return plain._replace(worst=0, certified=cost.price(0), bound=0.0)
     worst = candidate.curve(found.at(alpha)).rounds_to(eps)
     plain = plain._replace(worst=None if worst is None else worst + 1)
-    curve = candidate.curve(found.measured(alpha))
+    curve = candidate.curve(found.from_measured_start(alpha))
     later = curve.rounds_to(eps)
     if later is None:
         return plain
@@ -280,7 +280,7 @@ def trial(found: Problem, config: Config, eps: float) -> Trial:
     def method(steps: Any) -> Method:
         update = {} if steps is None else {"steps": steps}
         own = config.model_copy(update={"algorithm": options.model_copy(update=update)})
-        return built_for(found, own, known_rates)
+        return method_for(found, own, known_rates)
 
     def algorithm(steps: Any) -> Algorithm:
         return method(steps).algorithm
@@ -392,7 +392,7 @@ def _largest_alpha(
     """The largest alpha that is certified within these rounds, to nine decimals."""
 
     def too_large(billionths: int) -> bool:
-        curve = candidate.curve(found.measured(billionths / BILLION))
+        curve = candidate.curve(found.from_measured_start(billionths / BILLION))
         later = curve.rounds_to(eps)
         return later is None or later + 1 > rounds
 

@@ -24,7 +24,12 @@ from fedblend.simulation.certify import mixture_gap
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 from fedblend.theory import bounds
-from fedblend.theory.constants import MixtureConstants, Smoothness, mixture, stacked
+from fedblend.theory.constants import (
+    MixtureConstants,
+    Smoothness,
+    mixture,
+    stack_models,
+)
 from fedblend.trees import precision
 
 TOLERANCE, PATIENCE = 1e-9, 10
@@ -65,10 +70,10 @@ class Problem(NamedTuple):
         """The constants of f~ for this alpha, of the client with the largest."""
         return mixture(alpha * self.shape, self.smoothness, self.personal)
 
-    def measured(self, alpha: float) -> MixtureConstants:
-        """The same with the V of a measured start; see ``bounds.measured``."""
+    def from_measured_start(self, alpha: float) -> MixtureConstants:
+        """The same with the V of a measured start; see ``bounds.start_at_gap``."""
         known = self.at(alpha)
-        return bounds.measured(known, self.gap(known.alpha, known.average))
+        return bounds.start_at_gap(known, self.gap(known.alpha, known.average))
 
 
 def problem(config: Config) -> Problem:
@@ -106,15 +111,14 @@ def problem(config: Config) -> Problem:
         shape = _shape(options.alpha, clients)
         _check_convex(built, known, shape)
         models, norms = _local_models(built)
-        theory_rates.solver(
-            config.compress, models.shape[1], clients
-        )  # refuses wrong rates
+        # Refuses rates of memories that are too fast.
+        theory_rates.solver(config.compress, models.shape[1], clients)
         params = jax.device_get(built.model.init(built.key))
         gap = _measured_gap(built, params, models, norms, known)
     return Problem(config, built, params, known, models, float(norms.max()), shape, gap)
 
 
-def started(built: Built, algorithm: Any, params: Any, **options: Any) -> Run:
+def start_run(built: Built, algorithm: Any, params: Any, **options: Any) -> Run:
     """A run, with the first of the seeds and of no rounds unless told otherwise."""
     options = {"rounds": 0, "key": first_key(built), **options}
     return simulate(algorithm, params, built.federated_data, **options)
@@ -207,7 +211,7 @@ def _check_convex(built: Built, known: Smoothness, shape: np.ndarray) -> None:
 
 def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
     """x_i and the norms of their gradients, as enrollment finds them."""
-    run = started(built, built.algorithm, built.model.init)
+    run = start_run(built, built.algorithm, built.model.init)
     next(iter(run))
     found = run.info()
     norms = np.asarray(found["local_model_gradient_norm"])
@@ -219,4 +223,4 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
             f"algorithm.personal.most: is too small to find x_i: {reason}; allow more, "
             "or take another solver, or a larger model.l2"
         ) from None
-    return stacked(found["local_model"]), norms
+    return stack_models(found["local_model"]), norms
