@@ -40,7 +40,7 @@ from fedblend.data.folds import folds
 from fedblend.selection import shrinkage
 from fedblend.selection.choose import GUARD
 from fedblend.simulation.simulate import RunSpec, set_up
-from fedblend.simulation.train_alone import of_best_length, prolonged, trying
+from fedblend.simulation.train_alone import prolong, set_best_length, trial_run
 
 GRID = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 1.0)
 """The alphas that are tried."""
@@ -240,10 +240,10 @@ def collect(name, seed, number, learned):
         return run.complete()
 
     spec = RunSpec(alone, model.init, parts, fold_key, ROUNDS, measure=measure)
-    trial = trying(spec, "accuracy")
-    for _ in prolonged(trial, "accuracy", ROUNDS):
+    trial = trial_run(spec, "accuracy")
+    for _ in prolong(trial, "accuracy", ROUNDS):
         pass
-    rounds = of_best_length(set_up(spec), trial, "accuracy", ROUNDS).rounds
+    rounds = set_best_length(set_up(spec), trial, "accuracy", ROUNDS).rounds
 
     def both(on, shards):
         """Training alone first, then all alphas."""

@@ -14,7 +14,7 @@ import pytest
 from second_reader import apfl_visit, slope
 
 import fedblend as fb
-from fedblend.simulation.sampling import complete_strata, drawing
+from fedblend.simulation.sampling import complete_strata, draw_with
 from fedblend.transforms import central_loss, partial_correction
 from fedblend.trees import precision
 
@@ -50,7 +50,7 @@ def test_held_out_rows_are_handed_back(learn):
     on, share, until, steps, pace = federated_data(), 0.4, 3, 2, 0.7
     start, rounds = np.array([0.3, -0.2, 0.1]), 5
     w, v, a = start, [start.copy() for _ in COUNTS], [0.4] * len(COUNTS)
-    cohorts = drawing(len(COUNTS), 3)(ROOT, range(rounds))
+    cohorts = draw_with(len(COUNTS), 3)(ROOT, range(rounds))
     for round, cohort in enumerate(cohorts):
         reached = []
         for i in cohort:
@@ -116,7 +116,7 @@ def test_a_round_of_populations(by_count):
     of, weights, sizes = np.array([1, 0, 1, 0, 1]), (0.7, 0.3), (2, 1)
     on, rounds = federated_data(), 6
     strata, size = complete_strata(fb.Strata(of, weights, sizes), len(COUNTS))
-    cohorts = drawing(len(COUNTS), size, strata)(ROOT, range(rounds))
+    cohorts = draw_with(len(COUNTS), size, strata)(ROOT, range(rounds))
     own = np.array(COUNTS) if by_count else np.ones(len(COUNTS))
     w = np.zeros(DIM)
     for cohort in cohorts:

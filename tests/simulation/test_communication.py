@@ -55,7 +55,7 @@ def test_a_snapshot_takes_the_books_back():
     assert other.down.tolist() == [0, 4]
 
 
-def run(algorithm, rounds=4, cohort=3, **settings):
+def run(algorithm, rounds=4, cohort: int | fb.Cohort = 3, **settings):
     return fb.simulate(
         algorithm,
         on.params,

@@ -145,10 +145,10 @@ def test_states_travel_as_they_are():
 def test_a_user_whose_jax_had_started_is_told_once(monkeypatch):
     monkeypatch.setattr(cpu_devices, "_missed", 4)
     with pytest.warns(UserWarning, match="uses 1 of 4 cores; import fedblend first"):
-        devices.usable(None)
+        devices.usable_devices(None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        devices.usable(None)
+        devices.usable_devices(None)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_cpu_has_a_device_for_each_core_it_may_use(monkeypatch):
     assert cpu_devices.wanted() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("FEDBLEND_DEVICES", "none")
     with pytest.raises(UserError, match="FEDBLEND_DEVICES: 'none' is not a whole"):
-        devices.usable(None)
+        devices.usable_devices(None)
 
 
 def test_a_wrong_number_of_devices_is_one_line():
@@ -197,7 +197,7 @@ import jax, jax.numpy as jnp, numpy as np
 from fedblend.simulation import devices
 from fedblend.transforms import noise
 
-drawn, alike, new_secret, local = [], [], noise.new_secret, devices.local
+drawn, alike, new_secret, local = [], [], noise.new_secret, devices.first_copy
 
 
 def counted():
@@ -212,7 +212,7 @@ def compared(tree):
     return local(tree)
 
 
-noise.new_secret, devices.local = counted, compared
+noise.new_secret, devices.first_copy = counted, compared
 data, _ = fb.datasets.quadratics(clients=16, dim=3)
 work = fb.Work(0.1, steps=2, batch_size=None)
 plain = fb.fedavg(fb.datasets.quadratic_loss, work)

@@ -17,7 +17,7 @@ import pytest
 import fedblend as fb
 from fedblend.data.federated import federate
 from fedblend.simulation import lowering
-from fedblend.simulation.lowering import RANKS, in_small_batches, lower
+from fedblend.simulation.lowering import RANKS, lower, split_batches
 
 WEIGHT = jax.random.normal(jax.random.key(7), (160, 160))
 """100 KB: large."""
@@ -150,7 +150,7 @@ def test_large_batches_are_decomposed_in_small_ones_to_the_same_bits():
     matrices = jax.random.normal(jax.random.key(0), (5, 12, 12)) + 9 * jnp.eye(12)[None]
     traced = jax.jit(decomposed).trace(matrices)
     program = traced.jaxpr.jaxpr
-    before, after = batches(program), batches(in_small_batches(program))
+    before, after = batches(program), batches(split_batches(program))
     known = {"lu", "qr", "cholesky", "triangular_solve", "svd"}
     assert {name: 5 for name in known} == before
     assert {name: 2 for name in known} == after
@@ -162,7 +162,7 @@ def test_a_program_with_small_batches_is_left_alone():
     matrices = jnp.broadcast_to(jnp.eye(3), (100, 3, 3))
     program = jax.make_jaxpr(jnp.linalg.cholesky)(matrices).jaxpr
     assert batches(program) == {"cholesky": 100}
-    assert in_small_batches(program) is program
+    assert split_batches(program) is program
 
 
 def script(

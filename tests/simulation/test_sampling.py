@@ -18,11 +18,11 @@ from fedblend.simulation.sampling import (
     NOBODY,
     Strata,
     cohorts,
-    dealt,
-    drawing,
-    in_turns,
+    deal,
+    draw_with,
     plan_cohorts,
     poisson,
+    take_turns,
 )
 from fedblend.theory.privacy import OVERFLOW, largest_cohort, overflow
 
@@ -86,16 +86,16 @@ def test_the_fairness_check_can_fail():
 
 
 def test_within_an_epoch_nobody_is_dealt_twice_and_epochs_differ():
-    hands = dealt(ROOT, range(12), 11, 3, epoch=3).reshape(4, 9)
+    hands = deal(ROOT, range(12), 11, 3, epoch=3).reshape(4, 9)
     assert all(len(set(epoch)) == 9 for epoch in hands.tolist())
     assert len({tuple(epoch) for epoch in hands.tolist()}) == 4
-    pieces = [dealt(ROOT, r, 11, 3, epoch=3) for r in (range(2), range(2, 12))]
+    pieces = [deal(ROOT, r, 11, 3, epoch=3) for r in (range(2), range(2, 12))]
     assert np.array_equal(np.concatenate(pieces).reshape(4, 9), hands)
 
 
 def test_every_pair_is_equally_likely_in_each_round_of_an_epoch():
     """As above; the rounds of an epoch are not independent of each other."""
-    drawn = dealt(ROOT, range(8000), 5, 2, epoch=2).reshape(4000, 2, 2)
+    drawn = deal(ROOT, range(8000), 5, 2, epoch=2).reshape(4000, 2, 2)
     for place in range(2):
         pairs = np.bincount(drawn[:, place] @ [5, 1], minlength=25)
         assert (pairs > 0).sum() == 10
@@ -104,7 +104,7 @@ def test_every_pair_is_equally_likely_in_each_round_of_an_epoch():
 
 def test_populations_are_dealt_apart():
     strata = Strata([0, 1, 0, 1, 1, 0, 0], [0.5, 0.5], [2, 1])
-    draw = drawing(7, 3, strata, epoch=2)
+    draw = draw_with(7, 3, strata, epoch=2)
     for hands in draw(ROOT, range(20)).reshape(10, 2, 3):
         assert len(np.unique(hands)) == 6
         assert (np.isin(hands, [0, 2, 5, 6]).sum(axis=1) == 2).all()
@@ -302,14 +302,14 @@ def test_private_cohorts_are_secret_and_checkpoints_know_the_sampling(tmp_path):
 
 def test_in_turns_nobody_is_there_twice_in_so_many_rounds():
     for clients, size in ((7, 2), (12, 3), (5, 5), (11, 4)):
-        drawn = in_turns(ROOT, range(40), clients, size)
+        drawn = take_turns(ROOT, range(40), clients, size)
         apart = clients // size
         for first in range(40 - apart + 1):
             window = drawn[first : first + apart].ravel()
             assert len(set(window.tolist())) == len(window)
         counts = np.bincount(drawn.ravel(), minlength=clients)
         assert counts.max() - counts.min() <= 1
-    other = in_turns(jax.random.key(4), range(40), 11, 4)
+    other = take_turns(jax.random.key(4), range(40), 11, 4)
     assert not np.array_equal(drawn, other)
     strata = Strata([0, 1, 0, 1, 1, 0, 0], [0.5, 0.5], [2, 1])
     draw = plan_cohorts(fb.Cohort(strata, separation=2), 7).draw
@@ -320,7 +320,7 @@ def test_in_turns_nobody_is_there_twice_in_so_many_rounds():
 
 def test_a_broken_turn_would_be_noticed():
     """Another order in every epoch does not keep clients apart."""
-    drawn = sampling.dealt(ROOT, range(40), 12, 3, epoch=4)
+    drawn = sampling.deal(ROOT, range(40), 12, 3, epoch=4)
     windows = [drawn[first : first + 4].ravel() for first in range(37)]
     assert any(len(set(window.tolist())) < 12 for window in windows)
 

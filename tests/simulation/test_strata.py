@@ -14,8 +14,8 @@ from fedblend.simulation.sampling import (
     check,
     cohorts,
     complete_strata,
-    drawing,
-    weighed,
+    draw_with,
+    weigh_strata,
 )
 from fedblend.transforms import central_loss
 from fedblend.trees import precision
@@ -69,7 +69,7 @@ def drawn():
     """4000 cohorts, and the strata."""
     found, size = complete_strata(strata(SIZES), len(OF))
     assert found is not None
-    return drawing(len(OF), size, found)(ROOT, range(4000)), found
+    return draw_with(len(OF), size, found)(ROOT, range(4000)), found
 
 
 def test_every_round_has_so_many_of_each_population(drawn):
@@ -84,7 +84,7 @@ def test_every_round_has_so_many_of_each_population(drawn):
 def test_one_population_is_the_plain_cohort():
     one, size = complete_strata(fb.Strata(np.zeros(10, int), [1.0], [4]), 10)
     plain = cohorts(ROOT, range(6), 10, 4)
-    assert np.array_equal(drawing(10, size, one)(ROOT, range(6)), plain)
+    assert np.array_equal(draw_with(10, size, one)(ROOT, range(6)), plain)
 
 
 @pytest.mark.parametrize("by_count", [False, True])
@@ -92,7 +92,7 @@ def test_sums_over_drawn_cohorts_are_right_in_the_mean(drawn, by_count):
     """By NumPy: both sides of the weighted mean, to 5 standard errors."""
     ids, found = drawn
     own = np.array(COUNTS) if by_count else np.ones(10)
-    joining, weights = weighed(found, own)
+    joining, weights = weigh_strata(found, own)
     values = np.random.default_rng(1).normal(size=10) + OF
     wanted = mixture(values, own)
     # All clients, weighed as they join, give the mixture itself.
@@ -166,9 +166,9 @@ def sampled_rounds(federated_data, rounds):
     """Plain steps on the weighed gradients of drawn cohorts, in NumPy."""
     found, size = complete_strata(strata(SIZES), len(OF))
     assert found is not None
-    _, weights = weighed(found, np.array(COUNTS))
+    _, weights = weigh_strata(found, np.array(COUNTS))
     here = np.zeros(DIM)
-    for members in drawing(len(OF), size, found)(ROOT, range(rounds)):
+    for members in draw_with(len(OF), size, found)(ROOT, range(rounds)):
         slopes = []
         for client in members:
             matrix, vector = (

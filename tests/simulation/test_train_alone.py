@@ -31,7 +31,7 @@ def stopped(curve, least):
     """Where training by this curve ends."""
     for at in train_alone.looks():
         looks = seen(curve, at)
-        if train_alone.over(looks, least):
+        if train_alone.has_ended(looks, least):
             return looks
     raise AssertionError
 
@@ -41,7 +41,7 @@ def test_a_slow_start_is_no_end():
     looks = stopped(lambda at: 0.07 + 0.53 * at**2 / (40**2 + at**2), 100)
     assert 200 < looks[-1].round < 2000
     assert train_alone.best_of(looks).score == pytest.approx(0.6, abs=0.01)
-    assert train_alone.settled(looks, 100)
+    assert train_alone.has_settled(looks, 100)
 
 
 def test_a_flat_accuracy_is_no_end_while_the_loss_falls():
@@ -50,15 +50,15 @@ def test_a_flat_accuracy_is_no_end_while_the_loss_falls():
     for at in train_alone.looks():
         accuracy = 0.912 if at < 100 else 0.96
         looks.append(Look(at, accuracy, -0.2 - 0.5 / (1 + at / 20)))
-        if train_alone.over(looks, least):
+        if train_alone.has_ended(looks, least):
             break
     assert train_alone.best_of(looks).score == 0.96
-    assert train_alone.settled(looks, least) or looks[-1].round >= 20 * least
+    assert train_alone.has_settled(looks, least) or looks[-1].round >= 20 * least
     # The loss that overfits is no end either, while the accuracy rises.
     looks = [Look(0, 0.1, -2.3)]
     for at in train_alone.looks():
         looks.append(Look(at, 0.8 - 0.7 / (1 + at / 100), -1.0 - at / 100))
-        if train_alone.over(looks, least):
+        if train_alone.has_ended(looks, least):
             break
     assert looks[-1].round > 500
 
@@ -68,9 +68,9 @@ def test_a_loss_that_falls_slowly_goes_on_to_the_bound_and_says_so():
     looks = [Look(0, 0.1, -2.3)]
     for at in train_alone.looks():
         looks.append(Look(at, 0.23, -2.3 + 1e-5 * at))
-        if train_alone.over(looks, 50):
+        if train_alone.has_ended(looks, 50):
             break
-    found = train_alone.chosen(looks, 50, "rows", "accuracy")
+    found = train_alone.best_budget(looks, 50, "rows", "accuracy")
     assert found.improving and 1000 <= looks[-1].round < 1200
     (line,) = still_improving(found._asdict())
     assert f"still improved after {looks[-1].round} rounds" in line
@@ -79,7 +79,7 @@ def test_a_loss_that_falls_slowly_goes_on_to_the_bound_and_says_so():
 
 def test_what_gets_worse_again_is_taken_where_it_was_best():
     looks = stopped(lambda at: -abs(math.log((at + 1) / 9)), 50)
-    assert train_alone.chosen(looks, 50, "rows", "loss") == Budget(
+    assert train_alone.best_budget(looks, 50, "rows", "loss") == Budget(
         8, "rows", "loss", looks[-1].round, False
     )
     assert 50 <= looks[-1].round < 65
@@ -89,21 +89,21 @@ def test_what_improves_for_ever_is_cut_short_and_said_so():
     looks = stopped(lambda at: float(at), 20)
     last = looks[-1].round
     assert 400 <= last < 500
-    assert train_alone.chosen(looks, 20, "rows", "mse") == Budget(
+    assert train_alone.best_budget(looks, 20, "rows", "mse") == Budget(
         last, "rows", "mse", last, True
     )
 
 
 def test_without_rows_that_say_anything_it_is_the_least():
     looks = stopped(lambda at: train_alone.score(MEAN_LOSS, math.nan), 30)
-    assert train_alone.chosen(looks, 30, "rows", "loss") == Budget(30)
+    assert train_alone.best_budget(looks, 30, "rows", "loss") == Budget(30)
 
 
 def test_what_becomes_finite_late_is_no_end():
     """Nothing was finite in the first half: all of the second is an improvement."""
     looks = seen(lambda at: 0.5 if at > 30 else -math.inf, 52)
-    assert not train_alone.settled(looks, 50)
-    assert train_alone.settled(seen(lambda at: 0.5, 52), 50)
+    assert not train_alone.has_settled(looks, 50)
+    assert train_alone.has_settled(seen(lambda at: 0.5, 52), 50)
 
 
 def test_equal_scores_are_decided_by_the_second_then_by_the_first_round():
@@ -134,7 +134,7 @@ def digits(counts, validation=0.0):
 
 def test_without_validation_rows_only_training_rows_have_a_say():
     federated_data = digits((10, 20))
-    trial = train_alone.trying(spec_of(federated_data), "accuracy")
+    trial = train_alone.trial_run(spec_of(federated_data), "accuracy")
     assert set(trial._engine.examples) == {"train", "validation"}
     assert trial.federated_data.validation is not None
     both = trial.federated_data.train.counts + trial.federated_data.validation.counts
@@ -144,8 +144,8 @@ def test_without_validation_rows_only_training_rows_have_a_say():
 def test_every_block_of_the_trial_can_be_saved():
     """Between two looks as well: a store on disk is at most a block ahead."""
     federated_data = digits((10, 20))
-    trial = train_alone.trying(spec_of(federated_data, every=1), "accuracy")
-    rounds = [record.round for record in train_alone.prolonged(trial, "accuracy", 5)]
+    trial = train_alone.trial_run(spec_of(federated_data, every=1), "accuracy")
+    rounds = [record.round for record in train_alone.prolong(trial, "accuracy", 5)]
     assert len(rounds) > 14
     assert rounds == list(range(len(rounds)))
 

@@ -14,7 +14,7 @@ import fedblend as fb
 import problems
 from fedblend import keys
 from fedblend.core import Aggregate, Up
-from fedblend.simulation.sampling import dealt
+from fedblend.simulation.sampling import deal
 from fedblend.trees import precision
 
 CLIP, NOISE, COHORT, RATE, TREE = 0.15, 1.5, 2, 0.2, 3
@@ -83,7 +83,7 @@ def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
         run = begin(from_seed(), key, params, cohort=dealt_out(dropout), every=1)
         matrices, vectors = problems.client_matrices(on)
         root, shared, models, seed, found = run.key, params, [], None, []
-        for number, members in enumerate(dealt(root, range(11), 7, COHORT, epoch=3)):
+        for number, members in enumerate(deal(root, range(11), 7, COHORT, epoch=3)):
             place = number % TREE + 1
             if place == 1:
                 begun, total, lost = shared, np.zeros(3), np.zeros(3)

@@ -109,7 +109,7 @@ def no_clipping(monkeypatch):
 
 def one_more_participation(monkeypatch):
     """Who was dealt first in an epoch takes part in its last round too."""
-    dealt = sampling.dealt
+    deal = sampling.deal
 
     def again(root, rounds, clients, size, population=0, *, epoch):
         def first_of_epoch(number):
@@ -117,9 +117,9 @@ def one_more_participation(monkeypatch):
             return number - number % epoch if last else number
 
         numbers = [first_of_epoch(number) for number in rounds]
-        return dealt(root, numbers, clients, size, population, epoch=epoch)
+        return deal(root, numbers, clients, size, population, epoch=epoch)
 
-    monkeypatch.setattr(sampling, "dealt", again)
+    monkeypatch.setattr(sampling, "deal", again)
 
 
 def replacing_counts_as_leaving(monkeypatch):

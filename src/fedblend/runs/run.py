@@ -254,7 +254,7 @@ def stages(
     with named_by_key(**TABLES):
         if local is not None and given is None:
             own = dataclasses.replace(built.spec, algorithm=local)
-            own, alone = train_alone.without_others(own), config.measure.local
+            own, alone = train_alone.spec_alone(own), config.measure.local
             factor, seconds = 1.0, 0.0
             if built.local_at is not None:
                 # Constants of splits decide on the rate alone, which is tuned.
@@ -262,7 +262,9 @@ def stages(
                 factor, seconds = _tune_rate(own, built.local_at, folder, metric)
                 own = dataclasses.replace(own, algorithm=built.local_at(factor))
             if isinstance(alone, bool):
-                runs["trial"] = train_alone.trying(place_states("trial", own), metric)
+                runs["trial"] = train_alone.trial_run(
+                    place_states("trial", own), metric
+                )
             else:
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(place_states("local", own))
@@ -308,9 +310,9 @@ def advance(
     run, rounds = runs[stage], config.run.rounds
     blocks: Iterable[Any] = blocks_of(run) if stage == "federated" else run
     if stage == "trial":
-        blocks = train_alone.prolonged(run, metric, rounds)
+        blocks = train_alone.prolong(run, metric, rounds)
     elif stage == "local" and "trial" in runs:
-        train_alone.of_best_length(run, runs["trial"], metric, rounds)
+        train_alone.set_best_length(run, runs["trial"], metric, rounds)
     path, about = folder.checkpoint(stage), {"config": dump(config)}
     if stage in STAGES and (budget := runs["local"].budget) is not None:
         about["rate"] = repr(budget.rate)

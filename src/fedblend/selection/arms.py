@@ -38,10 +38,10 @@ from fedblend.simulation import lowering
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.simulation.train_alone import (
-    of_best_length,
-    prolonged,
-    trying,
-    without_others,
+    prolong,
+    set_best_length,
+    spec_alone,
+    trial_run,
 )
 
 ALONE = "alone"
@@ -126,12 +126,12 @@ def method_arms(spec: RunSpec, parts: Folds, metric: str) -> list[Arm]:
 
 def alone_arm(spec: RunSpec, alone: Algorithm, parts: Folds, metric: str) -> Arm:
     """Training alone, for the number of rounds that is best in all folds together."""
-    own = without_others(dataclasses.replace(spec, algorithm=alone))
+    own = spec_alone(dataclasses.replace(spec, algorithm=alone))
     crossed = _fold_spec(own, parts)
-    trial = trying(crossed, metric)
-    for _ in prolonged(trial, metric, spec.rounds):
+    trial = trial_run(crossed, metric)
+    for _ in prolong(trial, metric, spec.rounds):
         pass
-    rounds = of_best_length(set_up(crossed), trial, metric, spec.rounds).rounds
+    rounds = set_best_length(set_up(crossed), trial, metric, spec.rounds).rounds
     crossed, own = (
         dataclasses.replace(one, rounds=rounds, every=max(rounds, 1))
         for one in (crossed, own)

@@ -26,7 +26,7 @@ from fedblend.simulation.host import bytes_of
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import NOBODY, Weights
 from fedblend.simulation.stores.client_store import Storage, Store, open_store
-from fedblend.simulation.stores.device_store import DeviceStore, extract, padded
+from fedblend.simulation.stores.device_store import DeviceStore, extract, pad_slots
 from fedblend.simulation.stores.row_store import DeviceRows, HostRows, Packed
 
 ENROLL_AT_ONCE = 1024
@@ -195,7 +195,7 @@ class Clients:
             )
             joining = self._members(*places, None, present, self._weights.enrollment)
             part, (states, joins) = self._engine.enroll(joining, train, cut)
-            there = padded(np.flatnonzero(present), length, 0)
+            there = pad_slots(np.flatnonzero(present), length, 0)
             self.store.write(group, extract(states, there))
             if jax.tree.leaves(joins):
                 own = trees.take(joins, np.flatnonzero(present))
@@ -254,7 +254,7 @@ class Clients:
         examples = {name: rows for name, (rows, _) in loaded.items()}
         return self.states(ids), members, examples, jax.device_put(places)
 
-    def measured_at_once(self, splits: Iterable[str]) -> int:
+    def most_to_measure(self, splits: Iterable[str]) -> int:
         """Clients to measure in one call: what has to be brought of them is modest."""
         brought = bytes_of(self._template)
         if self._rows.kind == "host":

@@ -133,7 +133,7 @@ class Programs:
         if spread is None:
             return found
         return tuple(
-            one if place == spread.stay else devices.local(one)
+            one if place == spread.stay else devices.first_copy(one)
             for place, one in enumerate(found)
         )
 
@@ -151,7 +151,7 @@ class Programs:
             return arguments, None
         axes = (*self._axes, *program.axes)
         lie = self._lie(axes, (None, None, *program.spread.arguments))
-        return tuple(map(self._placed, arguments, lie)), lie
+        return tuple(map(self._place, arguments, lie)), lie
 
     def _compile(
         self, program: Program, arguments: Sequence[Any], lie: Any
@@ -169,7 +169,7 @@ class Programs:
         lowered = lower(
             jax.jit(function, **jit_options).trace(*arguments),
             arguments,
-            lambda one: one if spread is None else self._placed_once(one, whole),
+            lambda one: one if spread is None else self._place_once(one, whole),
             **jit_options,
         )
         options = devices.compiler_options(spread is not None, self._rounds)
@@ -223,18 +223,18 @@ class Programs:
         )
         return function, results
 
-    def _placed(self, argument: PyTree, lie: Any) -> PyTree:
+    def _place(self, argument: PyTree, lie: Any) -> PyTree:
         """An argument on its devices; what never changes is brought there once."""
         if any(isinstance(leaf, SHAPE) for leaf in jax.tree.leaves(argument)):
             return jax.tree.map(lambda leaf: leaf.update(sharding=lie), argument)
         lasting = (*self._fixed, *self._lasting())
         if not any(argument is one for one in lasting):
-            return devices.placed(argument, lie)
-        return self._placed_once(argument, lie)
+            return devices.place(argument, lie)
+        return self._place_once(argument, lie)
 
-    def _placed_once(self, argument: PyTree, lie: Any) -> PyTree:
+    def _place_once(self, argument: PyTree, lie: Any) -> PyTree:
         """What never changes, on its devices; it is kept, so that its id stays."""
         if id(argument) not in self._everywhere:
-            found = devices.placed(argument, lie)
+            found = devices.place(argument, lie)
             self._everywhere[id(argument)] = (argument, found)
         return self._everywhere[id(argument)][1]

@@ -39,7 +39,7 @@ def beside_host() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def usable(most: int | None) -> Sequence[Any]:
+def usable_devices(most: int | None) -> Sequence[Any]:
     """The devices a run may use, at most so many."""
     if jax.default_backend() == "cpu":
         cpu_devices.wanted()
@@ -91,7 +91,7 @@ def shared_by(
         cohort: clients of a round.
         entries: of one client's parameters, in all replicas.
     """
-    chosen = usable(most)
+    chosen = usable_devices(most)
     _, each = mesh_shape(len(chosen), replicas, GROUPS)
     cut = Cut(cohort, chunk_size(chunk, cohort, entries, each))
     return cut.chunk, mesh_of(chosen, replicas, cut.groups)
@@ -127,7 +127,7 @@ def compiler_options(spread: bool, rounds: int) -> dict[str, Any]:
     return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
-def placed(tree: PyTree, lie: Any) -> PyTree:
+def place(tree: PyTree, lie: Any) -> PyTree:
     """Arrays on their devices; every process has the same ones.
 
     ``lie`` is a sharding, or a tree of them down to some depth of ``tree``.
@@ -135,21 +135,21 @@ def placed(tree: PyTree, lie: Any) -> PyTree:
     if jax.process_count() == 1:
         return jax.device_put(tree, lie)
     return jax.tree.map(
-        lambda one, below: jax.tree.map(partial(_shared, one), below), lie, tree
+        lambda one, below: jax.tree.map(partial(_place_shared, one), below), lie, tree
     )
 
 
-def _shared(lie: NamedSharding, leaf: Any) -> jax.Array:
+def _place_shared(lie: NamedSharding, leaf: Any) -> jax.Array:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return jax.device_put(leaf, lie)
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = _shared(lie, jax.random.key_data(leaf))
+        data = _place_shared(lie, jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     here = np.asarray(leaf)
     return jax.make_array_from_callback(here.shape, lie, lambda index: here[index])
 
 
-def local(tree: PyTree) -> PyTree:
+def first_copy(tree: PyTree) -> PyTree:
     """Arrays that all devices have, as they lie on the first one of this process."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
@@ -163,14 +163,14 @@ def total(width: int, sums: PyTree) -> PyTree:
     return jax.lax.optimization_barrier(sums)
 
 
-def gathered(width: int, tree: PyTree) -> PyTree:
+def gather(width: int, tree: PyTree) -> PyTree:
     """All devices' rows, one device's after another's."""
     if width == 1:
         return tree
     return jax.lax.all_gather(tree, CLIENTS, tiled=True)
 
 
-def once(width: int, function: Callable[..., PyTree], *arguments: Any) -> PyTree:
+def run_once(width: int, function: Callable[..., PyTree], *arguments: Any) -> PyTree:
     """What a function of the same arguments on all devices returns, on all of them.
 
     One with effects, such as noise from the operating system, is called on the first

@@ -72,7 +72,7 @@ class Engine:
             replicas,
             self.mesh,
             rounds,
-            self._lasting,
+            self._constants,
         )
         lie = devices.sharding(self.mesh, None if replicas is None else 1, 0)
         self.slots, processes = Slots(width, lie), jax.process_count()
@@ -82,7 +82,7 @@ class Engine:
             whole = devices.sharding(self.mesh, None, None)
             self.slots = Slots(width, lie, processes, whole)
 
-    def _lasting(self) -> list[PyTree]:
+    def _constants(self) -> list[PyTree]:
         drawn = vars(self.initial).get("params")
         return [drawn, self.central, *self.examples.values()]
 
@@ -116,7 +116,7 @@ class Engine:
 
     def place_plan(self, plan: Members) -> Members:
         """The members of a block's rounds on their devices."""
-        return devices.placed(plan, devices.sharding(self.mesh, self.keys, 1))
+        return devices.place(plan, devices.sharding(self.mesh, self.keys, 1))
 
     def _turns(self, cut: Cut, together: bool = False) -> np.ndarray | None:
         """The chunks of each group of a device; all devices take as many ``together``.
@@ -171,8 +171,8 @@ class Engine:
             hyper, root, params, self.examples["train"], member, self.central
         )
         _require_use(traced.jaxpr, len(jax.tree.leaves(self.central)))
-        _same("client", shapes.state, client)
-        _same("server", shapes.server, server)
+        _check_same("client", shapes.state, client)
+        _check_same("server", shapes.server, server)
         return shapes
 
     def watch(self) -> Watch:
@@ -291,7 +291,7 @@ def _require_use(traced: Any, own: int) -> None:
         )
 
 
-def _same(function: str, before: PyTree, after: PyTree) -> None:
+def _check_same(function: str, before: PyTree, after: PyTree) -> None:
     """Refuse an algorithm whose state changes its structure, shapes or dtypes."""
     before, after = (
         jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)

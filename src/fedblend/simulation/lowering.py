@@ -68,7 +68,7 @@ def lower(
         jit_options: those that the function was traced with; ``donate_argnums`` are
             places in ``arguments``.
     """
-    function, constants = _lifted(traced)
+    function, constants = _lift(traced)
     if function is None:
         return Lowered(traced.lower())
     donated = tuple(1 + one for one in jit_options.pop("donate_argnums", ()))
@@ -90,7 +90,7 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
         del x64  # JAX traces anew where it changes
         arguments = jax.tree.unflatten(structure, shapes)
         jitted = jax.jit(function, static_argnums=tuple(range(static)))
-        lifted, constants = _lifted(jitted.trace(*fixed, *arguments))
+        lifted, constants = _lift(jitted.trace(*fixed, *arguments))
         if lifted is None:
             return partial(jitted, *fixed)  # it is traced already
         return partial(jax.jit(lifted), constants)
@@ -113,7 +113,7 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
 
 
-def _lifted(traced: Any) -> tuple[Callable[..., Any] | None, tuple[jax.Array, ...]]:
+def _lift(traced: Any) -> tuple[Callable[..., Any] | None, tuple[jax.Array, ...]]:
     """The function of (constants, *arguments), and its large constants.
 
     None where nothing is to be changed. On a CPU large batches of decompositions are
@@ -122,7 +122,7 @@ def _lifted(traced: Any) -> tuple[Callable[..., Any] | None, tuple[jax.Array, ..
     program = traced.jaxpr
     large = [place for place, one in enumerate(program.consts) if one.nbytes >= LARGE]
     on_cpu = jax.default_backend() == "cpu"
-    inner = in_small_batches(program.jaxpr) if on_cpu else program.jaxpr
+    inner = split_batches(program.jaxpr) if on_cpu else program.jaxpr
     if not large and inner is program.jaxpr:
         return None, ()
 
@@ -160,7 +160,7 @@ TOGETHER = 2**12
 shares out batches from 200,000 operations on."""
 
 
-def in_small_batches(program: Any) -> Any:
+def split_batches(program: Any) -> Any:
     """A jaxpr without large batches of decompositions; the same one if it has none."""
     steps = [_small_batches(step) for step in program.eqns]
     changed = any(new is not old for new, old in zip(steps, program.eqns, strict=True))
@@ -170,7 +170,7 @@ def in_small_batches(program: Any) -> Any:
 def _small_batches(step: Any) -> Any:
     """One step of a jaxpr, and the jaxprs inside it."""
     if step.primitive.name in RANKS:
-        return _in_turns(step)
+        return _as_loop(step)
     leaves, tree = jax.tree.flatten(step.params, is_leaf=_is_program)
     found = [_inside(leaf) if _is_program(leaf) else leaf for leaf in leaves]
     if all(new is old for new, old in zip(found, leaves, strict=True)):
@@ -185,13 +185,13 @@ def _is_program(value: Any) -> bool:
 def _inside(value: Any) -> Any:
     """A jaxpr that a step calls, with its constants or without."""
     inner = getattr(value, "jaxpr", value)
-    found = in_small_batches(inner)
+    found = split_batches(inner)
     if found is inner:
         return value
     return found if inner is value else value.replace(jaxpr=found)
 
 
-def _in_turns(step: Any) -> Any:
+def _as_loop(step: Any) -> Any:
     """A decomposition of a large batch as a call of a loop over small ones."""
     shapes = [one.aval.shape for one in step.invars]
     axes = len(shapes[0]) - RANKS[step.primitive.name]

@@ -134,7 +134,7 @@ def personalize(
         message = message_to_deploy(algorithm, down, state, shard)
         return algorithm.personal(message, state, shard, own)
 
-    models = _mapped(model_of, (down, key), train, ())
+    models = _map_clients(model_of, (down, key), train, ())
     names = list(new_clients.splits) if splits is None else splits
     measured, by_row = {}, {}
     for name in names if metrics else ():
@@ -143,14 +143,16 @@ def personalize(
         def evaluated(shared, shard, personal, name=name):
             return evaluate_client(algorithm, metrics, personal, shared, {name: shard})
 
-        found = _mapped(evaluated, (down.shared,), split, (models,))
+        found = _map_clients(evaluated, (down.shared,), split, (models,))
         numbers, rows = jax.tree.map(np.asarray, found)
         measured |= numbers
         by_row |= rows
     return NewClients(new_clients, models, measured, by_row, metrics)
 
 
-def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyTree:
+def _map_clients(
+    function: Callable, fixed: tuple, split: Shards, each: tuple
+) -> PyTree:
     """``function(*fixed, shard, *entries of each)`` of all clients, compiled."""
     numbers = (split.starts, split.counts, np.arange(len(split.counts)))
     places = tuple(jnp.asarray(values, jnp.int32) for values in numbers)

@@ -101,7 +101,7 @@ class Pipeline:
         begun, parts = self._engine.programs.clock(), []
         while first < last:
             part = self._take(carry, first, last)
-            part = part or self._begin(carry, self._planned(first, last), first, last)
+            part = part or self._begin(carry, self._plan_of(first, last), first, last)
             parts.append(part)
             carry, first = part.carry, part.after
             end = last if first < last else until
@@ -133,11 +133,11 @@ class Pipeline:
         """Have the device measure what is being computed, and begin the next block."""
         if self._evaluation.metrics:
             self._measuring = carry[0], self.measured(carry[0])
-        start = self._watch.submit(_when, (carry, self._measuring[1]))
+        start = self._watch.submit(_time_of, (carry, self._measuring[1]))
         # In a thread: a call may last as long as the device takes for its rounds.
-        plan = self._planned(first, last)
+        plan = self._plan_of(first, last)
         call = self._calls.submit(self._begin, carry, plan, first, last)
-        end = self._watch.submit(lambda: _when(call.result().carry))
+        end = self._watch.submit(lambda: _time_of(call.result().carry))
         self._begun = Begun(carry, first, last, call, start, end)
 
     def measured(self, down: Any) -> PyTree:
@@ -145,7 +145,7 @@ class Pipeline:
         (known, values), self._measuring = self._measuring, (None, None)
         if known is down:
             return values
-        return measured_values(self._engine, self._clients, self._evaluation, down)
+        return measure_clients(self._engine, self._clients, self._evaluation, down)
 
     def _take(self, carry: Any, first: int, last: int) -> Part | None:
         """The part that was begun ahead, if it is the one that is wanted."""
@@ -192,7 +192,7 @@ class Pipeline:
         """What was prepared is not wanted."""
         self._ahead = self._begun = None
 
-    def _planned(self, first: int, last: int) -> Plan:
+    def _plan_of(self, first: int, last: int) -> Plan:
         if self._ahead is not None and self._ahead[:2] == (first, last):
             return self._ahead[2]
         return self._plan(first, last)
@@ -212,20 +212,20 @@ class Pipeline:
         return [roots] if self._engine.keys is None else list(roots)
 
 
-def _when(computed: PyTree) -> float:
+def _time_of(computed: PyTree) -> float:
     """When this is computed."""
     jax.block_until_ready(computed)
     return time.perf_counter()
 
 
-def measured_values(
+def measure_clients(
     engine: Engine, clients: Clients, asked: Evaluation, down: Any
 ) -> PyTree:
     """What ``Evaluation.measure`` finds of all clients, group by group if need be."""
     if asked.by_rows:
         return engine.measure(asked, down, (), (), engine.examples, asked.places)
     ids = asked.padded_ids
-    chunks = max(clients.measured_at_once(asked.splits) // asked.chunk, 1)
+    chunks = max(clients.most_to_measure(asked.splits) // asked.chunk, 1)
     size = min(chunks * asked.chunk, len(ids))
     found = []
     for first in range(0, len(ids), size):

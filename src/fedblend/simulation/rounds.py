@@ -204,7 +204,7 @@ def by_groups(
     def chunk(group, number):
         return trees.take(members, (group, number))
 
-    add_chunk, (*_, shapes) = _traced(add_chunk, first, carry, chunk(0, 0))
+    add_chunk, (*_, shapes) = _trace_once(add_chunk, first, carry, chunk(0, 0))
     outcomes = jax.tree.map(
         lambda leaf: jnp.zeros((groups, most, *leaf.shape), leaf.dtype), shapes
     )
@@ -230,7 +230,7 @@ def by_groups(
     return jax.lax.fori_loop(0, end, one_group, (sums, carry, outcomes))
 
 
-def _traced(
+def _trace_once(
     function: Callable[..., PyTree], *arguments: PyTree
 ) -> tuple[Callable[..., PyTree], PyTree]:
     """The function, which is not traced again, and the shapes of what it returns."""
@@ -277,7 +277,7 @@ def block(
         aggregate, states, entry = answers(down, states, members)
         key = keys.at(root, "server", number)
         given = (aggregate, down, server, central, key)
-        after = devices.once(settings.width, algorithm.server, *given)
+        after = devices.run_once(settings.width, algorithm.server, *given)
         heard = (aggregate.count > 0) | settings.random_size
         down, server = trees.select(heard & counts, after, (down, server))
         log = trees.put(log, entry, place)
@@ -348,7 +348,7 @@ def _answers(
         total = devices.total(width, sums)
         aggregate = aggregators.finish(total, settings.everyone)
         if middle is not None:
-            ups, received = trees.flat(devices.gathered(width, stack), 3)
+            ups, received = trees.flat(devices.gather(width, stack), 3)
             mean = jax.tree.map(partial(middle, received), ups)
             aggregate = aggregate._replace(mean=mean)
         return aggregate, states, log

@@ -99,7 +99,7 @@ class Cohorts(NamedTuple):
 
 
 def plan_cohorts(asked: Cohort, clients: int, secret: bool = False) -> Cohorts:
-    """How cohorts of these clients are drawn; ``secret`` as in ``drawing``."""
+    """How cohorts of these clients are drawn; ``secret`` as in ``draw_with``."""
     given, always = asked.size, None
     if isinstance(given, np.ndarray):
         always = np.sort(_client_ids("cohort", given, clients))
@@ -131,7 +131,9 @@ def plan_cohorts(asked: Cohort, clients: int, secret: bool = False) -> Cohorts:
         most = largest_cohort(clients, size)
         draw = partial(poisson, clients=clients, size=size, most=most, secret=secret)
         return Cohorts(size, None, draw, most, asked)
-    draw = drawing(clients, size, strata, asked.epoch, always, secret, asked.separation)
+    draw = draw_with(
+        clients, size, strata, asked.epoch, always, secret, asked.separation
+    )
     return Cohorts(size, strata, draw, size, asked)
 
 
@@ -244,7 +246,7 @@ def client_weights(
     if strata is None:
         return Weights(values, values)
     check(strata, needs, reduction)
-    return weighed(strata, values)
+    return weigh_strata(strata, values)
 
 
 def weights_of(name: str, federated_data: FederatedData) -> np.ndarray:
@@ -269,7 +271,7 @@ def check(strata: Strata, needs: Needs, reduction: str) -> None:
         raise ValueError(f"strata: {reduction!r} ignores weights; it has to be 'mean'")
 
 
-def weighed(strata: Strata, values: np.ndarray) -> Weights:
+def weigh_strata(strata: Strata, values: np.ndarray) -> Weights:
     """Weights of the clients when all of them join, and in a round.
 
     Those of a round make up for how often a population's clients are drawn, so that
@@ -303,7 +305,7 @@ def _check_apart(
         )
 
 
-def drawing(
+def draw_with(
     clients: int,
     size: int,
     strata: Strata | None = None,
@@ -328,8 +330,8 @@ def drawing(
         return lambda root, rounds: np.broadcast_to(always, (len(rounds), size))
     if secret and epoch is None and separation is None and strata is None:
         return lambda root, rounds: secret_cohorts(len(rounds), clients, size)
-    some = cohorts if epoch is None else partial(dealt, epoch=epoch)
-    some = some if separation is None else in_turns
+    some = cohorts if epoch is None else partial(deal, epoch=epoch)
+    some = some if separation is None else take_turns
     if strata is None:
         return partial(some, clients=clients, size=size)
     of, sizes = np.asarray(strata.of), strata.sizes or ()
@@ -373,7 +375,7 @@ def secret_cohorts(rounds: int, clients: int, size: int) -> np.ndarray:
     return np.array(found, np.int64).reshape(rounds, size)
 
 
-def dealt(
+def deal(
     root: Key,
     rounds: Sequence[int],
     clients: int,
@@ -398,7 +400,7 @@ def dealt(
     return chosen
 
 
-def in_turns(
+def take_turns(
     root: Key, rounds: Sequence[int], clients: int, size: int, population: int = 0
 ) -> np.ndarray:
     """As ``cohorts``, but everybody's turn comes in one order, again and again.

@@ -107,19 +107,19 @@ def train_alone(
     asked = RunSpec(
         algorithm, params, federated_data, key, rounds, measure=metrics, **settings
     )
-    own, rate, seconds = without_others(asked), 1.0, 0.0
+    own, rate, seconds = spec_alone(asked), 1.0, 0.0
     if callable(algorithm) and asked.over is None:
         rate, seconds = tune_rate(own, algorithm, metric)
         own = dataclasses.replace(own, algorithm=algorithm(rate))
-    trial = trying(own, metric)
-    for _ in prolonged(trial, metric, rounds):
+    trial = trial_run(own, metric)
+    for _ in prolong(trial, metric, rounds):
         pass
     run = set_up(own)
     run.budget, run.earlier_seconds = Budget(rounds, rate=rate), seconds
-    return of_best_length(run, trial, metric, rounds)
+    return set_best_length(run, trial, metric, rounds)
 
 
-def without_others(spec: RunSpec) -> RunSpec:
+def spec_alone(spec: RunSpec) -> RunSpec:
     """The same run with all measured clients in every round, each for itself."""
     clients = spec.federations[0].clients
     ids = measured_ids(spec.measure_on, clients, spec.key)
@@ -132,8 +132,8 @@ def without_others(spec: RunSpec) -> RunSpec:
     )
 
 
-def trying(spec: RunSpec, metric: str) -> Run:
-    """A run to be ``prolonged``, that measures only what decides."""
+def trial_run(spec: RunSpec, metric: str) -> Run:
+    """A run to ``prolong``, that measures only what decides."""
     data = spec.federations
     if not all(one.validates for one in data):
         data = [one.holding_out(HELD_OUT) for one in data]
@@ -157,7 +157,7 @@ def tune_rate(
     further ones around it are tried.
 
     Args:
-        spec: of ``without_others``.
+        spec: of ``spec_alone``.
         build: from a factor to training alone.
         metric: decides; a loss may rise from the first round on where the rows of
             clients are few.
@@ -179,7 +179,7 @@ def tune_rate(
                 "over": np.repeat(factors, keys),
                 "federated_data": data * (len(factors) if len(data) > 1 else 1),
             }
-        run = trying(dataclasses.replace(spec, algorithm=build, **several), metric)
+        run = trial_run(dataclasses.replace(spec, algorithm=build, **several), metric)
         run.complete()
         seconds += _seconds(run)
         places = np.arange(len(factors) * keys).reshape(-1, keys).tolist()
@@ -193,7 +193,7 @@ def tune_rate(
     return best, seconds
 
 
-def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
+def prolong(run: Run, metric: str, rounds: int) -> Iterator[Any]:
     """Take a run to where more rounds improve nothing; a record after each block.
 
     A store on disk goes with a checkpoint of the last block, and of no earlier one.
@@ -204,16 +204,16 @@ def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
             continue
         run.rounds = at
         yield from run
-        if over(_looks(run, metric), least):
+        if has_ended(_looks(run, metric), least):
             return
 
 
-def of_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
+def set_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
     """The run, to be as long as was best in the trial."""
     least, seen = least_rounds(rounds), _looks(trial, metric)
     rows = ROWS[trial.federated_data is run.federated_data]
     rate = 1.0 if run.budget is None else run.budget.rate
-    run.budget = chosen(seen, least, rows, metric)._replace(rate=rate)
+    run.budget = best_budget(seen, least, rows, metric)._replace(rate=rate)
     run.rounds = run.budget.rounds or 0
     run.earlier_seconds += _seconds(trial)
     return run
@@ -274,7 +274,7 @@ def score(metric: Metric, value: float) -> float:
     return -math.inf if math.isnan(value) else sign * value
 
 
-def settled(seen: Sequence[Look], least: int) -> bool:
+def has_settled(seen: Sequence[Look], least: int) -> bool:
     """Whether more rounds improve nothing: neither the metric nor the loss."""
     if seen[-1].round < least:
         return False
@@ -295,9 +295,9 @@ def _progress(scores: Mapping[int, float]) -> tuple[float, float, float]:
     return best - before, best - first if math.isfinite(before) else 0.0, before
 
 
-def over(seen: Sequence[Look], least: int) -> bool:
+def has_ended(seen: Sequence[Look], least: int) -> bool:
     """Whether training ends here: more rounds improve nothing, or may not be tried."""
-    return settled(seen, least) or seen[-1].round >= MOST * least
+    return has_settled(seen, least) or seen[-1].round >= MOST * least
 
 
 def best_of(seen: Sequence[Look]) -> Look:
@@ -305,10 +305,10 @@ def best_of(seen: Sequence[Look]) -> Look:
     return max(seen, key=lambda look: (look.score, look.second))
 
 
-def chosen(seen: Sequence[Look], least: int, rows: str, metric: str) -> Budget:
+def best_budget(seen: Sequence[Look], least: int, rows: str, metric: str) -> Budget:
     """The best number of rounds; the least where no score is finite."""
     best = best_of(seen)
     if not math.isfinite(best.score):
         return Budget(least)
-    improving = not settled(seen, least)
+    improving = not has_settled(seen, least)
     return Budget(best.round, rows, metric, seen[-1].round, improving)

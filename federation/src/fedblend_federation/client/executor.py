@@ -236,9 +236,9 @@ class Executor:
             )
             looks.append(Look(number, score, second))
             at = next(wanted)
-            if number and train_alone.over(looks, least):
+            if number and train_alone.has_ended(looks, least):
                 break
-        return train_alone.chosen(looks, least, "its own rows", alone.metric)
+        return train_alone.best_budget(looks, least, "its own rows", alone.metric)
 
     def _states_alone(
         self, params: PyTree, look: Callable[[], None]

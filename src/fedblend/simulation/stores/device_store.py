@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree
-from fedblend.simulation.devices import as_bits, from_bits, local
+from fedblend.simulation.devices import as_bits, first_copy, from_bits
 
 
 class Slots(NamedTuple):
@@ -73,10 +73,10 @@ def extract(buffer: PyTree, slots: jax.Array) -> PyTree:
     )
 
 
-def padded(slots: np.ndarray, length: int, beyond: int) -> np.ndarray:
+def pad_slots(slots: np.ndarray, length: int, beyond: int) -> np.ndarray:
     """Slots filled up to a length with one beyond the end of the buffer.
 
-    >>> padded(np.array([4, 2]), 4, 9)
+    >>> pad_slots(np.array([4, 2]), 4, 9)
     array([4, 2, 9, 9], dtype=int32)
     """
     full = np.full(length, beyond, np.int32)
@@ -126,14 +126,14 @@ class DeviceStore:
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked."""
         found = self._extract(self.states, self.slots(ids).astype(np.int32))
-        return found if self._slots.whole is None else local(found)
+        return found if self._slots.whole is None else first_copy(found)
 
     def write(self, ids: np.ndarray, states: PyTree) -> None:
         """Set the states of these clients, which are the first ones of ``states``."""
         self.known[ids] = True
         for leaf in jax.tree.leaves(states)[:1]:
             beyond = self._slots.number(len(self.known))
-            slots = padded(self.slots(ids), len(leaf), beyond)
+            slots = pad_slots(self.slots(ids), len(leaf), beyond)
             self.states = self._insert(self.states, slots, states)
 
     def snapshot(self) -> PyTree:

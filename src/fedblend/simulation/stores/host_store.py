@@ -31,7 +31,7 @@ from fedblend.simulation.stores.device_store import (
     Slots,
     extract,
     insert,
-    padded,
+    pad_slots,
 )
 
 CACHE_SHARE = 0.8
@@ -180,7 +180,7 @@ class HostStore:
 
     def _rows_of(self, ids: np.ndarray) -> PyTree:
         """The rows of a group of clients who have slots, on the device."""
-        slots = padded(self._slot_of[ids], self._group, 0)
+        slots = pad_slots(self._slot_of[ids], self._group, 0)
         return extract(self._buffer, slots)
 
     def take_back(self, ids: np.ndarray, rows: PyTree) -> None:
@@ -197,7 +197,7 @@ class HostStore:
 
     def _insert(self, ids: np.ndarray, rows: PyTree) -> None:
         for leaf in jax.tree.leaves(rows)[:1]:
-            slots = padded(self._slot_of[ids], len(leaf), len(self._owner))
+            slots = pad_slots(self._slot_of[ids], len(leaf), len(self._owner))
             self._buffer = insert(self._buffer, slots, rows)
 
     def _release(self, ids: np.ndarray) -> None:
@@ -225,7 +225,7 @@ class HostStore:
         found = extract(self._buffer, np.maximum(slots, 0))
         for places in self.groups(np.flatnonzero(slots < 0)):
             rows = self._bring(ids[places], self._group)
-            found = insert(found, padded(places, self._group, len(ids)), rows)
+            found = insert(found, pad_slots(places, self._group, len(ids)), rows)
         return found
 
     def write(self, ids: np.ndarray, states: PyTree) -> None:
