@@ -9,7 +9,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.simulation import devices
-from fedblend.simulation.compile import Initial
+from fedblend.simulation.engine import Initial
 
 KEY, KEYS = jax.random.key(3), jax.random.split(jax.random.key(3), 2)
 

@@ -9,21 +9,18 @@ functions, but for the states of a block, lie on the first device of this proces
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-from fedblend import trees
 from fedblend.core import Key, PyTree
 from fedblend.errors import UserError
 from fedblend.simulation import devices
 from fedblend.simulation.host import Worker
 from fedblend.simulation.lowering import lower
 from fedblend.simulation.rounds import Settings
-
-SHAPE = jax.ShapeDtypeStruct
 
 
 class Spread(NamedTuple):
@@ -50,34 +47,6 @@ class Program(NamedTuple):
     out_axes: Any
     donate: tuple[int, ...] = ()
     spread: Spread | None = None
-
-
-class Initial:
-    """The initial parameters: given, or drawn by a program that compiles meanwhile.
-
-    ``shapes`` are there at once. With ``each`` every one of several keys has its own.
-    """
-
-    def __init__(self, given: PyTree | Callable[[Key], PyTree], key: Key, each: bool):
-        self._key, self.each = key, each
-        if not callable(given):
-            self.params = trees.strongly_typed(given)
-            self.shapes = jax.eval_shape(lambda: self.params)
-            return
-
-        def draw(key):
-            return trees.strongly_typed(given(key))
-
-        traced = jax.jit(jax.vmap(draw) if each else draw).trace(key)
-        self.shapes = jax.tree.map(
-            lambda leaf: SHAPE(leaf.shape, leaf.dtype), traced.out_info
-        )
-        self._compiling = Worker().submit(lower(traced, (key,)).compile)
-
-    @cached_property
-    def params(self) -> PyTree:
-        """The parameters, on the first device."""
-        return self._compiling.result()(self._key)
 
 
 class Programs:
@@ -225,7 +194,9 @@ class Programs:
 
     def _place(self, argument: PyTree, lie: Any) -> PyTree:
         """An argument on its devices; what never changes is brought there once."""
-        if any(isinstance(leaf, SHAPE) for leaf in jax.tree.leaves(argument)):
+        if any(
+            isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(argument)
+        ):
             return jax.tree.map(lambda leaf: leaf.update(sharding=lie), argument)
         lasting = (*self._fixed, *self._lasting())
         if not any(argument is one for one in lasting):

@@ -10,8 +10,8 @@ lie one after another: only the places at which rows start have an axis of repli
 Enrollment and rounds are spread over a mesh of devices (``devices``).
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -23,12 +23,41 @@ from fedblend.core import Down, Info, Key, PyTree, Sender, Shard
 from fedblend.errors import SettingError
 from fedblend.simulation import devices, evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
-from fedblend.simulation.compile import Initial, Program, Programs, Spread
+from fedblend.simulation.compile import Program, Programs, Spread
 from fedblend.simulation.devices import Cut
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.host import Watch
+from fedblend.simulation.host import Watch, Worker
+from fedblend.simulation.lowering import lower
 from fedblend.simulation.rounds import Members, Settings, Shapes
 from fedblend.simulation.stores.device_store import Slots
+
+
+class Initial:
+    """The initial parameters: given, or drawn by a program that compiles meanwhile.
+
+    ``shapes`` are there at once. With ``each`` every one of several keys has its own.
+    """
+
+    def __init__(self, given: PyTree | Callable[[Key], PyTree], key: Key, each: bool):
+        self._key, self.each = key, each
+        if not callable(given):
+            self.params = trees.strongly_typed(given)
+            self.shapes = jax.eval_shape(lambda: self.params)
+            return
+
+        def draw(key):
+            return trees.strongly_typed(given(key))
+
+        traced = jax.jit(jax.vmap(draw) if each else draw).trace(key)
+        self.shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), traced.out_info
+        )
+        self._compiling = Worker().submit(lower(traced, (key,)).compile)
+
+    @cached_property
+    def params(self) -> PyTree:
+        """The parameters, on the first device."""
+        return self._compiling.result()(self._key)
 
 
 class Engine:

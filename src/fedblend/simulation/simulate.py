@@ -24,14 +24,12 @@ from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators, devices, sampling
 from fedblend.simulation.aggregators import Reduction
 from fedblend.simulation.cohort_loader import Clients
-from fedblend.simulation.compile import Initial
-from fedblend.simulation.engine import Engine
+from fedblend.simulation.engine import Engine, Initial
 from fedblend.simulation.evaluate import Evaluation, one_for_all
 from fedblend.simulation.rounds import Settings
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Cohort, Strata
 from fedblend.simulation.stores.client_store import Storage, as_storage
-from fedblend.simulation.stores.row_store import open_rows
 
 SERVER_ROWS = Instance(Shard, "a Shard of the server's rows, fb.shard_of(rows)")
 
@@ -197,7 +195,7 @@ def set_up(spec: RunSpec) -> Run:
     )
     used = {name: shards[name] for name in ("train", *(splits if spec.measure else ()))}
     storage = as_storage(spec.store)
-    rows = open_rows(storage.rows, used)
+    rows = storage.open_rows(used)
     engine = Engine(
         settings,
         key=key,

@@ -12,15 +12,18 @@ host's memory, states are there or on disk.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedblend.checks import words
 from fedblend.core import PyTree
+from fedblend.data.federated import Shards
 from fedblend.errors import UserError
 from fedblend.simulation import host
 from fedblend.simulation.stores.device_store import ONE_DEVICE, DeviceStore, Slots
 from fedblend.simulation.stores.disk_store import DiskStore
 from fedblend.simulation.stores.host_store import CACHE_SHARE, HostStore
+from fedblend.simulation.stores.row_store import DeviceRows, HostRows, open_rows
 
 DEVICE_SHARE = 0.5
 """Of the device's free memory, for states: a block and measuring need the rest."""
@@ -42,6 +45,10 @@ class Storage:
     states: str = "auto"
     rows: str = "auto"
     folder: Path | None = None
+
+    def open_rows(self, splits: Mapping[str, Shards]) -> DeviceRows | HostRows:
+        """The rows of these splits, where they are to be."""
+        return open_rows(self.rows, splits)
 
 
 def as_storage(given: str | Storage) -> Storage:
