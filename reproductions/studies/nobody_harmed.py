@@ -36,7 +36,7 @@ import numpy as np
 from scipy.stats import binom, t
 
 import fedblend as fb
-from fedblend.data.folds import folds
+from fedblend.data.variants import folds
 from fedblend.selection import shrinkage
 from fedblend.selection.choose import GUARD
 from fedblend.simulation.simulate import RunSpec, set_up

@@ -102,13 +102,13 @@ from fedblend.data.federated import (
     FederatedData as FederatedData,
 )
 from fedblend.data.federated import (
-    concatenate as concatenate,
-)
-from fedblend.data.federated import (
     federate as federate,
 )
 from fedblend.data.federated import (
     shard_of as shard_of,
+)
+from fedblend.data.variants import (
+    concatenate as concatenate,
 )
 from fedblend.local import (
     Epochs as Epochs,

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, Dataset, check, generator, require
-from fedblend.data.federated import one_class_clients
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import (
     Partition,
@@ -15,6 +14,7 @@ from fedblend.data.partition.partitioners import (
     contiguous,
     iid,
 )
+from fedblend.data.variants import one_class_clients
 
 
 def classes(rows=60, test=30, **fields):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of shards: written client by client, opened without reading the rows."""
 
+import hashlib
 import json
 
 import jax
@@ -10,8 +11,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.data import DataError, open_shards, write_shards
-from fedblend.data.readers.shard_table import shard_table
-from fedblend.data.shards import dataset_in, verify
+from fedblend.data.shards import dataset_in, shard_table
 
 COUNTS = (5, 2, 9, 3)
 
@@ -42,7 +42,10 @@ def test_a_folder_has_the_clients_and_splits_of_federate(folder):
         for client in range(len(COUNTS)):
             mine, theirs = made.splits[name].rows(client), split.rows(client)
             jax.tree.map(np.testing.assert_array_equal, mine, theirs)
-    verify(folder)
+    index = json.loads((folder / "shards.json").read_text())
+    for number, array in enumerate(index["arrays"]):
+        rows = np.load(folder / f"{number}.npy").tobytes()
+        assert array["sha256"] == hashlib.sha256(rows).hexdigest()
 
 
 def broken(folder, how):
@@ -79,14 +82,6 @@ def test_damaged_and_foreign_folders_are_refused_in_one_line(folder, how, words)
     with pytest.raises(DataError, match=words) as refused:
         open_shards(folder)
     assert "\n" not in str(refused.value)
-
-
-def test_a_changed_row_is_found(folder):
-    rows = np.load(folder / "0.npy", mmap_mode="r+")
-    rows[3, 1] += 1
-    rows.flush()
-    with pytest.raises(DataError, match=r"0\.npy: has changed"):
-        verify(folder)
 
 
 def test_what_fails_leaves_nothing_and_what_is_there_stays(folder, tmp_path):

@@ -172,7 +172,7 @@ def shard(
 
     fedblend data shard visits.parquet --client ward --target outcome --out wards
     """
-    from fedblend.data.readers.shard_table import shard_table
+    from fedblend.data.shards import shard_table
 
     named: Any = kind
     found = shard_table(file, out, target=target, client=client, kind=named, seed=seed)

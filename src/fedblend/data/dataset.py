@@ -247,12 +247,15 @@ def load(name: str, /, **options: Any) -> Dataset:
     return loaded
 
 
+def check_kind(kind: Any) -> None:
+    """Raise a one-line ``DataError`` for what is neither a ``Kind`` nor None."""
+    if kind is not None and kind not in get_args(Kind):
+        raise DataError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
+
+
 def check(dataset: Dataset) -> None:
     """Raise a one-line ``DataError`` for a dataset that cannot be trained on."""
-    if dataset.kind not in get_args(Kind):
-        raise DataError(
-            f"kind: {dataset.kind!r} is not one of {', '.join(get_args(Kind))}"
-        )
+    check_kind(dataset.kind)
     name, targets = dataset.name or "dataset", dataset.rows[1]
     check_rows(dataset, dataset.rows, dataset.keys, name)
     if dataset.kind != "regression" and len(np.unique(targets)) < 2:

@@ -7,19 +7,19 @@ count. A client's id is its place among all clients, the same in all splits.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.checks import CHANCE, PART, WHOLE, Instance, gate
+from fedblend.checks import PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
-from fedblend.data.dataset import DataError, generator
+from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.preprocessing import Preprocessing, fit
 from fedblend.data.preprocess.schema import Encoded, Schema
-from fedblend.data.row_numbers import PARTITION, require_one_owner, row_numbers
-from fedblend.errors import UserError
+from fedblend.errors import SettingError, UserError, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +113,7 @@ class FederatedData:
         fewer than three rows train on all of them.
         """
         train = self.train
-        held = np.array(
-            [rows_held_out(int(n), fraction) for n in train.counts], np.int64
-        )
+        held = rows_held_out(train.counts, fraction)
         return dataclasses.replace(
             self,
             train=Shards(train.examples, train.starts + held, train.counts - held),
@@ -161,6 +159,7 @@ class FederatedData:
 
 
 FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
+PARTITION = Instance(Iterable, "a list with the row numbers of each client")
 
 
 def fit_preprocessing(schema: Schema, data: FederatedData) -> Preprocessing:
@@ -198,36 +197,12 @@ def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
         return first.splits
     joined = {}
     for name, split in first.splits.items():
-        examples, starts, origin = _concatenated(
-            [data.splits[name] for data in datasets]
-        )
+        examples, starts, origin = join_rows([data.splits[name] for data in datasets])
         joined[name] = Shards(examples, np.stack(starts), split.counts, origin)
     return joined
 
 
-def concatenate(datasets: Mapping[str, FederatedData]) -> FederatedData:
-    """The clients of several datasets as one, in order.
-
-    Clients are named ``"phones/0"`` after their dataset and their name in it. Splits
-    are those that all datasets have; rows must have the same structure and shapes.
-    """
-    parts = list(datasets.values())
-    joined = {}
-    for name in parts[0].splits:
-        if all(name in part.splits for part in parts):
-            splits = [part.splits[name] for part in parts]
-            examples, starts, _ = _concatenated(splits)
-            counts = np.concatenate([split.counts for split in splits])
-            joined[name] = Shards(examples, np.concatenate(starts), counts)
-    names = tuple(
-        f"{population}/{part.name(client)}"
-        for population, part in datasets.items()
-        for client in range(part.clients)
-    )
-    return FederatedData(**joined, names=names)
-
-
-def _concatenated(
+def join_rows(
     parts: Sequence[Shards],
 ) -> tuple[PyTree, list[np.ndarray], np.ndarray]:
     """The rows of all parts one after another, where clients start, and origins."""
@@ -336,17 +311,18 @@ def held_out(
     """A client's rows to train on, to validate and to test, shuffled."""
     drawn = (seed, client, split) if split else (seed, client)
     order = np.random.default_rng(drawn).permutation(np.asarray(index))
-    to_test = rows_held_out(len(order), test)
-    to_validate = min(rows_held_out(len(order), validation), len(order) - to_test - 1)
-    first, second = to_test, to_test + max(to_validate, 0)
+    to_test, to_validate = (
+        int(rows_held_out(len(order), part)) for part in (test, validation)
+    )
+    first = to_test
+    second = first + max(min(to_validate, len(order) - to_test - 1), 0)
     return order[second:], order[first:second], order[:first]
 
 
-def rows_held_out(count: int, fraction: float) -> int:
-    """The number of rows held out of ``count``: at least one of three or more."""
-    if fraction == 0 or count < 3:
-        return 0
-    return max(round(count * fraction), 1)
+def rows_held_out(counts: np.ndarray | int, fraction: float) -> np.ndarray:
+    """The number of rows held out of each count: at least one of three or more."""
+    some = np.maximum(np.rint(counts * fraction).astype(np.int64), 1)
+    return np.where((counts < 3) | (fraction == 0), 0, some)
 
 
 def gather(rows: PyTree, partition: Iterable[np.ndarray]) -> Shards:
@@ -359,44 +335,45 @@ def gather(rows: PyTree, partition: Iterable[np.ndarray]) -> Shards:
     return Shards(examples, starts, counts, order)
 
 
-@gate(federated_data=FEDERATED_DATA, fraction=CHANCE, seed=WHOLE)
-def split_clients(
-    federated_data: FederatedData, fraction: float, seed: int = 0
-) -> tuple[FederatedData, FederatedData]:
-    """The clients that train, and those held out, whom no training sees.
+def row_numbers(key: str, partition: Iterable[Any], rows: PyTree) -> list[np.ndarray]:
+    """The row numbers of each client, checked against the rows.
 
     Args:
-        federated_data: all clients.
-        fraction: of clients held out, at least one client; in (0, 1).
-        seed: of the choice, which depends on nothing else.
+        key: names the partition in an error.
+        partition: for every client, the numbers of its rows.
+        rows: a tree of arrays over all rows.
     """
-    clients = federated_data.clients
-    number = max(round(fraction * clients), 1)
-    if number >= clients:
-        raise DataError(
-            f"unseen: {fraction:g} of {clients} clients leaves none to train"
+    leaves = jax.tree.leaves(rows)
+    lengths = {np.shape(leaf)[:1] for leaf in leaves}
+    if len(lengths) != 1 or () in lengths:
+        seen = f"arrays of shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
+        raise UserError("federate: rows", rows, "a tree of arrays over all rows", seen)
+    ((count,),) = lengths
+    parts = [np.asarray(part) for part in partition]
+    if not parts:
+        raise UserError(key, parts, PARTITION.called)
+    for client, part in enumerate(parts):
+        numbers = part.dtype.kind in "iu" or not part.size
+        if part.ndim != 1 or not numbers:
+            seen = f"{shown(part)} of client {client}"
+            raise UserError(key, part, "a list of row numbers", seen)
+        outside = part[(part < 0) | (part >= count)]
+        if outside.size:
+            seen = f"row {outside[0]} of client {client}"
+            raise UserError(key, part, f"in [0, {count - 1}], the rows there are", seen)
+    return parts
+
+
+def require_one_owner(key: str, parts: list[np.ndarray]) -> None:
+    """Refuse a row of two clients: one may train on what the other holds out."""
+    rows = np.concatenate(parts).astype(np.int64)
+    uses = np.bincount(rows, minlength=1)
+    row = int(uses.argmax())
+    if uses[row] > 1:
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        first, second = owner[rows == row][:2]
+        raise SettingError(
+            key,
+            f"row {row} is listed for client {first} and again for client {second}; "
+            "a row belongs to one client, once",
         )
-    held_out = np.sort(generator(seed, "unseen").permutation(clients)[:number])
-    training = np.setdiff1d(np.arange(clients), held_out)
-    return (
-        federated_data.select(training.tolist()),
-        federated_data.select(held_out.tolist()),
-    )
-
-
-def one_class_clients(federated_data: FederatedData) -> list[int]:
-    """The ids of clients whose training targets are all the same class.
-
-    They deserve a warning: the loss of such a client has no minimizer unless it is
-    regularized.
-    """
-    targets = np.asarray(federated_data.train.examples[1])
-    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
-        return []
-    starts = np.asarray(federated_data.train.starts)
-    # Every second piece lies between two clients; one entry more makes the end legal.
-    pieces = np.stack([starts, starts + federated_data.train.counts], axis=1).ravel()
-    padded = np.append(targets, targets[-1:])
-    low = np.minimum.reduceat(padded, pieces)[::2]
-    high = np.maximum.reduceat(padded, pieces)[::2]
-    return np.flatnonzero(low == high).tolist()

@@ -7,6 +7,11 @@ the other's, each client's in random order; ``shards.json`` has the clients' nam
 counts, and what the files must be. Writing takes one client at a time. Opening maps the
 files: rows are read when clients compute. A folder is written beside its place and
 moved there, so it is whole or not there. Nothing is ever unpickled.
+
+``shard_table`` writes the rows of a Parquet file, a batch at a time. The file is read
+twice: whose rows there are and what their targets mean, then the rows, each to its
+place in the folder. Clients' rows may lie anywhere in the file. Without a column for
+the client every row group is one.
 """
 
 import dataclasses
@@ -14,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,12 +28,29 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from fedblend.checks import PART, WHOLE, gate
-from fedblend.data.dataset import DataError, Dataset, Task, intact
-from fedblend.data.federated import FederatedData, Shards, held_out
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Kind,
+    Task,
+    check_kind,
+    check_rows,
+    intact,
+    require,
+    task_of,
+)
+from fedblend.data.federated import FederatedData, Shards, held_out, rows_held_out
+from fedblend.data.readers.arrays import Raw
+from fedblend.data.readers.tables import Table, check_names, read_table, stacked
+from fedblend.data.readers.targets import targets_of, with_kind, with_labels
 from fedblend.errors import UserError
 
 INDEX, VERSION = "shards.json", 1
 _DAMAGED = "is damaged, or no folder of shards"
+BATCH = 2**16
+"""Rows that are read together."""
+ENOUGH = 3
+"""Different real numbers that show that targets are quantities."""
 
 
 class Index(NamedTuple):
@@ -65,32 +88,35 @@ def write_shards(
         task: what targets mean, for configurations that run from the folder.
         seed: of the shuffle of each client's rows, the same as that of ``federate``.
     """
-    with new_folder(folder) as (beside, finish), ExitStack() as opened:
-        names, counts, files = [], [], []
-        for number, (name, given) in enumerate(clients):
-            rows = [np.asarray(array) for array in given]
-            if not files:
-                paths = [beside / f"{place}.npy" for place in range(len(rows))]
-                to = [opened.enter_context(path.open("wb")) for path in paths]
-                files = [_Appended(*pair) for pair in zip(to, rows, strict=True)]
-            _check_client(name, rows, files)
-            order, *_ = held_out(
-                np.arange(len(rows[0])), number, validation=0, test=0, seed=seed
-            )
-            for file, array in zip(files, rows, strict=True):
-                file.append(array[order])
-            names.append(str(name))
-            counts.append(len(order))
-        if not counts:
-            raise DataError(f"{folder}: there are no clients to write")
-        arrays = [file.finish(sum(counts)) for file in files]
-        finish(names, counts, arrays, task)
+    with new_folder(folder) as beside:
+        names, counts, like = [], [], []
+        with ExitStack() as opened:
+            files: list[IO[bytes]] = []
+            for number, (name, given) in enumerate(clients):
+                rows = [np.asarray(array) for array in given]
+                if not files:
+                    like = [array[:0] for array in rows]
+                    paths = [beside / f"{place}.npy" for place in range(len(rows))]
+                    files = [opened.enter_context(path.open("wb")) for path in paths]
+                    _write_headers(files, like, 0)
+                _check_client(name, rows, like)
+                order, *_ = held_out(
+                    np.arange(len(rows[0])), number, validation=0, test=0, seed=seed
+                )
+                for file, array in zip(files, rows, strict=True):
+                    file.write(np.ascontiguousarray(array[order]).data)
+                names.append(str(name))
+                counts.append(len(order))
+            if not counts:
+                raise DataError(f"{folder}: there are no clients to write")
+            _write_headers(files, like, sum(counts))
+        _write_index(beside, names, counts, task)
 
 
-def _check_client(name: str, rows: list[np.ndarray], files: "list[_Appended]") -> None:
+def _check_client(name: str, rows: list[np.ndarray], like: list[np.ndarray]) -> None:
     """Refuse rows that do not fit those of the clients before."""
     found = [(array.dtype, array.shape[1:], len(array)) for array in rows]
-    wanted = [(file.dtype, file.shape, len(rows[0])) for file in files]
+    wanted = [(array.dtype, array.shape[1:], len(rows[0])) for array in like]
     if found != wanted or not len(rows[0]) or rows[0].dtype.hasobject:
         raise DataError(
             f"shards: client {name!r} has arrays of {found}, dtype, shape of a row and "
@@ -98,38 +124,16 @@ def _check_client(name: str, rows: list[np.ndarray], files: "list[_Appended]") -
         )
 
 
-class _Appended:
-    """A .npy file that grows; its header is written again at the end."""
-
-    def __init__(self, file: IO[bytes], like: np.ndarray):
-        self.dtype, self.shape, self._file = like.dtype, like.shape[1:], file
-        self._digest = hashlib.sha256()
-        self._begin = self._header(0)
-
-    def _header(self, rows: int) -> int:
-        about = {
-            "descr": np.lib.format.dtype_to_descr(self.dtype),
-            "fortran_order": False,
-            "shape": (rows, *self.shape),
-        }
-        self._file.seek(0)
-        np.lib.format.write_array_header_1_0(self._file, about)
-        return self._file.tell()
-
-    def append(self, rows: np.ndarray) -> None:
-        """Write rows of a client."""
-        data = np.ascontiguousarray(rows).data
-        self._digest.update(data)
-        self._file.write(data)
-
-    def finish(self, rows: int) -> dict[str, Any]:
-        """Finish the file of so many rows, and say what it is."""
-        assert self._header(rows) == self._begin, "NumPy leaves room for the rows"
-        return _about(self.dtype, self.shape, self._digest.hexdigest())
-
-
-def _about(dtype: np.dtype, shape: Sequence[int], sha256: str) -> dict[str, Any]:
-    return {"dtype": dtype.str, "shape": list(shape), "sha256": sha256}
+def _write_headers(
+    files: Sequence[IO[bytes]], like: Sequence[np.ndarray], rows: int
+) -> None:
+    """The headers of .npy files with so many rows; NumPy leaves room for any number."""
+    for file, array in zip(files, like, strict=True):
+        header = np.lib.format.header_data_from_array_1_0(array)
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(
+            file, header | {"fortran_order": False, "shape": (rows, *array.shape[1:])}
+        )
 
 
 def about(array: np.ndarray) -> dict[str, Any]:
@@ -138,40 +142,40 @@ def about(array: np.ndarray) -> dict[str, Any]:
     step = max(2**24 // max(array[:1].nbytes, 1), 1)
     for first in range(0, len(array), step):
         digest.update(np.ascontiguousarray(array[first : first + step]).data)
-    return _about(array.dtype, array.shape[1:], digest.hexdigest())
+    shape = list(array.shape[1:])
+    return {"dtype": array.dtype.str, "shape": shape, "sha256": digest.hexdigest()}
 
 
 @contextmanager
-def new_folder(folder: str | Path) -> Iterator[tuple[Path, Any]]:
-    """A folder to write files to, and the function that writes its index.
-
-    It is moved to its place at the end, and removed if anything fails.
-    """
+def new_folder(folder: str | Path) -> Iterator[Path]:
+    """A folder to write to: moved to its place at the end, or removed on failure."""
     folder = Path(folder)
     if folder.exists():
         raise DataError(f"{folder}: exists already and is not overwritten")
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-
-    def finish(
-        names: list[str], counts: Iterable[int], arrays: list[Any], task: Task | None
-    ) -> None:
-        said = {
-            "fedblend_shards": VERSION,
-            "counts": [int(count) for count in counts],
-            "names": list(names),
-            "arrays": arrays,
-            "task": {} if task is None else task._asdict(),
-        }
-        (beside / INDEX).write_text(json.dumps(said) + "\n")
-
     try:
-        yield beside, finish
+        yield beside
         os.replace(beside, folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+
+
+def _write_index(
+    folder: Path, names: Sequence[str], counts: Iterable[int], task: Task | None
+) -> None:
+    """Write the index of the arrays in a folder."""
+    files = [folder / f"{place}.npy" for place in range(len(list(folder.iterdir())))]
+    said = {
+        "fedblend_shards": VERSION,
+        "counts": [int(count) for count in counts],
+        "names": list(names),
+        "arrays": [about(np.load(file, mmap_mode="r")) for file in files],
+        "task": {} if task is None else task._asdict(),
+    }
+    (folder / INDEX).write_text(json.dumps(said) + "\n")
 
 
 def read_index(folder: str | Path) -> Index:
@@ -224,8 +228,8 @@ def open_shards(
         for number, array in enumerate(index.arrays)
     )
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    tested = _held(counts, test)
-    validated = np.clip(_held(counts, validation), 0, counts - tested - 1)
+    tested = rows_held_out(counts, test)
+    validated = np.clip(rows_held_out(counts, validation), 0, counts - tested - 1)
     held = tested + validated
     data = FederatedData(Shards(rows, starts + held, counts - held), names=index.names)
     return dataclasses.replace(
@@ -233,12 +237,6 @@ def open_shards(
         validation=Shards(rows, starts + tested, validated) if validation else None,
         test=Shards(rows, starts, tested) if test else None,
     )
-
-
-def _held(counts: np.ndarray, fraction: float) -> np.ndarray:
-    """``rows_held_out`` of every client."""
-    some = np.maximum(np.rint(counts * fraction).astype(np.int64), 1)
-    return np.where((counts < 3) | (fraction == 0), 0, some)
 
 
 def _mapped(path: Path, rows: int, about: Mapping[str, Any]) -> np.ndarray:
@@ -275,14 +273,122 @@ def dataset_in(folder: str | Path) -> Dataset:
         )
 
 
-def verify(folder: str | Path) -> None:
-    """Read all files of a folder of shards.
+class Found(NamedTuple):
+    """What the first reading of a file found."""
 
-    Raises:
-        DataError: one of them has changed since it was written.
+    names: np.ndarray
+    """The clients, sorted."""
+    counts: np.ndarray
+    task: Task
+
+
+def shard_table(
+    path: Path,
+    folder: Path,
+    *,
+    target: str,
+    client: str | None = None,
+    inputs: Sequence[str] | None = None,
+    kind: Kind | None = None,
+    seed: int = 0,
+) -> Found:
+    """Write the rows of a Parquet file to a folder of shards.
+
+    Args:
+        path: of the file; its inputs are complete numbers.
+        folder: is made; must not be there.
+        target: the column of the target.
+        client: the column of the client of each row; a row group each if None.
+        inputs: the columns of inputs; all others if None.
+        kind: as of ``read``.
+        seed: of the shuffle of each client's rows.
     """
-    index = read_index(folder)
-    examples = open_shards(folder).train.examples
-    for number, (array, wanted) in enumerate(zip(examples, index.arrays, strict=True)):
-        if about(array) != wanted:
-            raise DataError(f"{Path(folder) / f'{number}.npy'}: has changed")
+    check_kind(kind)
+    parquet = require("pyarrow.parquet", "Parquet files")
+    with intact(path, "is damaged, or no Parquet file"):
+        file = parquet.ParquetFile(path)
+    known = [target, *([client] if client is not None else [])]
+    columns = file.schema_arrow.names
+    check_names([*known, *(inputs or [])], columns, "column", path)
+    chosen = [name for name in columns if name not in known]
+    chosen = chosen if inputs is None else list(inputs)
+    found = _looked_through(file, path, target, client, kind)
+    total, width = int(found.counts.sum()), len(chosen)
+    with new_folder(folder) as beside:
+        shape = {"mode": "w+", "dtype": np.float32, "shape": (total, width)}
+        x = np.lib.format.open_memmap(beside / "0.npy", **shape)
+        real = found.task.kind == "regression"
+        shape = {"mode": "w+", "dtype": np.float32 if real else np.int32}
+        y = np.lib.format.open_memmap(beside / "1.npy", **shape, shape=(total,))
+        places = _Places(found.counts, seed)
+        for table, labels in _tables(file, path, [*known, *chosen], target, client):
+            rows = stacked({name: table.columns[name] for name in chosen}, str(path))
+            values = targets_of(labels[0], found.task, str(path))
+            about_rows = Dataset((rows, values), found.task.kind, found.task.outputs)
+            about_rows = about_rows._replace(columns=tuple(chosen))
+            check_rows(about_rows, (rows, values), None, str(path))
+            at = places.of(np.searchsorted(found.names, labels[1]))
+            x[at], y[at] = rows, values
+        x.flush()
+        y.flush()
+        task = found.task._replace(shape=(width,), columns=tuple(chosen))
+        _write_index(beside, [str(name) for name in found.names], found.counts, task)
+    return found
+
+
+def _tables(
+    file: Any, path: Path, columns: list[str], target: str, client: str | None
+) -> Iterator[tuple[Table, list[np.ndarray]]]:
+    """Pieces of a file, with target and client of every row."""
+    arrow = require("pyarrow", "Parquet files")
+    for group in range(file.num_row_groups):
+        for batch in file.iter_batches(BATCH, [group], columns):
+            table = read_table(arrow.Table.from_batches([batch]))
+            table = table._replace(where=str(path))
+            owner = np.full(table.rows, group) if client is None else client
+            yield table, with_labels(table, target, owner, strict=True)[0]
+
+
+def _looked_through(
+    file: Any, path: Path, target: str, client: str | None, kind: Kind | None
+) -> Found:
+    """Whose rows a file has, and what its targets mean."""
+    counts: Counter[Any] = Counter()
+    values = np.zeros(0)
+    columns = [target, *([client] if client is not None else [])]
+    for _, (targets, owners) in _tables(file, path, columns, target, client):
+        names, times = np.unique(owners, return_counts=True)
+        counts.update(dict(zip(names.tolist(), times.tolist(), strict=True)))
+        some = np.unique(targets)
+        values = np.unique(np.concatenate([values, some])) if len(values) else some
+        if kind == "regression" or values.dtype.kind == "f":
+            values = values[:ENOUGH]
+    if not counts:
+        raise DataError(f"{path}: there are no rows")
+    inputs = np.zeros((len(values), 1), np.float32)
+    dataset = with_kind(Raw(inputs, values, None), kind, str(path), path.stem)
+    names = np.array(sorted(counts))
+    sizes = np.array([counts[name] for name in names.tolist()], np.int64)
+    return Found(names, sizes, task_of(dataset))
+
+
+class _Places:
+    """Where each next row of a client goes, in the random order of its rows."""
+
+    def __init__(self, counts: np.ndarray, seed: int):
+        self._counts, self._seed = counts, seed
+        self._starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        self._seen = np.zeros(len(counts), np.int64)
+
+    def of(self, owners: np.ndarray) -> np.ndarray:
+        """The places of rows of these clients."""
+        places = np.empty(len(owners), np.int64)
+        for client in np.unique(owners).tolist():
+            mine, seen = np.flatnonzero(owners == client), self._seen[client]
+            rows = np.arange(int(self._counts[client]))
+            order, *_ = held_out(rows, client, validation=0, test=0, seed=self._seed)
+            place = np.empty_like(order)
+            place[order] = rows
+            places[mine] = self._starts[client] + place[seen : seen + len(mine)]
+            self._seen[client] += len(mine)
+        return places

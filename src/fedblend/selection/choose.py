@@ -27,8 +27,8 @@ from fedblend import trees
 from fedblend.checks import Number
 from fedblend.core import Algorithm, Key, PyTree, Up, from_params
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
-from fedblend.data.folds import SEVERAL
-from fedblend.data.folds import folds as split_folds
+from fedblend.data.variants import SEVERAL
+from fedblend.data.variants import folds as split_folds
 from fedblend.errors import ConfigError, UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.mixing import Blend, outputs

@@ -218,7 +218,7 @@ class Executor:
         data = FederatedData(setup.splits["train"], setup.splits.get("validation"))
         if not data.validates:
             data = data.holding_out(HELD_OUT).select([0])
-            held_out = rows_held_out(room["train"], HELD_OUT)
+            held_out = int(rows_held_out(room["train"], HELD_OUT))
             room = {"train": room["train"] - held_out, "validation": max(held_out, 1)}
         setup = setup._replace(splits=data.splits, capacities=room)
         trial = Executor(setup._replace(algorithm=alone.algorithm, alone=None))

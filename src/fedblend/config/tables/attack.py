@@ -16,7 +16,7 @@ from fedblend.config.table import (
     Positive,
     Table,
 )
-from fedblend.data import poison
+from fedblend.data import variants
 from fedblend.data.federated import (
     FederatedData,
 )
@@ -61,6 +61,6 @@ def flip_labels(
         return federations
     who = table.attackers(federations[0].clients)
     try:
-        return [poison.flip_labels(one, attackers=who) for one in federations]
+        return [variants.flip_labels(one, attackers=who) for one in federations]
     except UserError as error:
         raise ConfigError(f"attack.how: {str(error).partition(': ')[2]}") from None

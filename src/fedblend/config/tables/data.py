@@ -41,13 +41,12 @@ from fedblend.data.dataset import DATASETS, DataError, Dataset, DatasetInfo, Siz
 from fedblend.data.federated import (
     FederatedData,
     fit_preprocessing,
-    one_class_clients,
-    split_clients,
 )
 from fedblend.data.partition.partition import Partition, divide
 from fedblend.data.readers.checks import index_like, tells_target, wild_scales
 from fedblend.data.readers.read import read
 from fedblend.data.shards import dataset_in, open_shards
+from fedblend.data.variants import one_class_clients, split_clients
 from fedblend.errors import ConfigError, SettingError
 
 SEEN = 10_000

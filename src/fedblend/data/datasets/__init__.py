@@ -5,11 +5,11 @@
 from fedblend.data.dataset import DATASETS as DATASETS
 from fedblend.data.dataset import info as info
 from fedblend.data.dataset import load as load
-from fedblend.data.datasets.femnist import femnist as femnist
-from fedblend.data.datasets.femnist import femnist_from_leaf as femnist_from_leaf
+from fedblend.data.datasets.images import fashion_mnist as fashion_mnist
+from fedblend.data.datasets.images import femnist as femnist
+from fedblend.data.datasets.images import femnist_from_leaf as femnist_from_leaf
+from fedblend.data.datasets.images import mnist as mnist
 from fedblend.data.datasets.libsvm import libsvm as libsvm
-from fedblend.data.datasets.mnist import fashion_mnist as fashion_mnist
-from fedblend.data.datasets.mnist import mnist as mnist
 from fedblend.data.datasets.scikit_learn import breast_cancer as breast_cancer
 from fedblend.data.datasets.scikit_learn import digits as digits
 from fedblend.data.datasets.synthetic import quadratic_loss as quadratic_loss

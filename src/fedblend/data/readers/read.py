@@ -15,7 +15,7 @@ trained on and no class that it does not know, and may all be of one class.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from fedblend.data.dataset import (
     MissingDataError,
     Task,
     check,
+    check_kind,
     check_rows,
 )
 from fedblend.data.preprocess.preprocessing import Preprocessing
@@ -78,8 +79,7 @@ def read(
             refused. Or what to make of some columns, such as ``{"age": "standardize",
             "grade": ["low", "high"]}``.
     """
-    if kind is not None and kind not in get_args(Kind):
-        raise DataError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
+    check_kind(kind)
     if not isinstance(preprocess, Mapping) and preprocess not in _WHEN:
         raise DataError(
             f"preprocess: {preprocess!r} is not one of {', '.join(_WHEN)}, or a table "

@@ -18,7 +18,7 @@ from fedblend.config import theory_rates
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.core import Key, PyTree
-from fedblend.data.federated import one_class_clients
+from fedblend.data.variants import one_class_clients
 from fedblend.errors import ConfigError
 from fedblend.simulation.certify import mixture_gap
 from fedblend.simulation.run import Run
