@@ -83,9 +83,9 @@ class SavedRun:
 
         Clients that took no part in training are left out.
         """
-        chosen = self.seeds[0] if seed is None else seed
+        chosen, lines = self.seeds[0] if seed is None else seed, self._lines
         try:
-            own = [row for row in self._lines if int(row["seed"]) == chosen]
+            own = [row for row in lines if int(row["seed"]) == chosen]
             seen = [row for row in own if row.get("training") != "unseen"]
             in_order = [int(row["id"]) for row in seen] == list(range(len(seen)))
         except (KeyError, ValueError):
