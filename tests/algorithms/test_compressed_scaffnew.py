@@ -15,7 +15,7 @@ import problems
 from fedblend.compress.sparse import dealt
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.theory_rates import with_rates, with_steps
+from fedblend.config.theory_rates import choose_steps, theory_values
 from fedblend.errors import ConfigError
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
@@ -238,9 +238,9 @@ def test_a_configuration_takes_rate_and_steps_of_theory(name, tiny):
     assert built.smoothness is not None
     alpha = 0.5 if name.startswith("flix") else 1.0
     wanted = local_training.compressed_scaffnew(alpha, built.smoothness, 2)
-    assert with_steps(config, built.smoothness, 650).algorithm.steps == wanted.steps
-    options, _ = with_rates(config, built.smoothness, 650)
-    assert options.rate == pytest.approx(wanted.rates[0])
+    assert choose_steps(config, built.smoothness, 650).algorithm.steps == wanted.steps
+    values, _ = theory_values(config, built.smoothness, 650)
+    assert values["rate"] == pytest.approx(wanted.rates[0])
     tiny["algorithm"]["copies"] = 7
     line = "algorithm.copies: 7 is not from 2 to 6, the number of clients"
     with pytest.raises(ConfigError, match=f"^{line}$"):

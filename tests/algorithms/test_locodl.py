@@ -16,7 +16,7 @@ from fedblend import compress, trees
 from fedblend.algorithms.locodl import locodl
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.theory_rates import with_rates, with_steps
+from fedblend.config.theory_rates import choose_steps, theory_values
 from fedblend.errors import ConfigError
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
@@ -298,9 +298,9 @@ def test_a_configuration_of_locodl_on_flix_takes_rate_and_steps_of_theory(tiny):
     assert built.algorithm.needs.clients == built.federated_data.clients
     dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
     wanted = local_training.locodl(0.5, built.smoothness, dim / 2 - 1, moved=0.01)
-    assert with_steps(config, built.smoothness, dim).algorithm.steps == wanted.steps
-    options, _ = with_rates(config, built.smoothness, dim)
-    assert options.rate == pytest.approx(wanted.rates[0])
+    assert choose_steps(config, built.smoothness, dim).algorithm.steps == wanted.steps
+    values, _ = theory_values(config, built.smoothness, dim)
+    assert values["rate"] == pytest.approx(wanted.rates[0])
     tiny["algorithm"]["moved"] = 0.025  # all of it: none is left to f_i
     line = "algorithm.moved: 0.025 is not below 0.025, the smallest convexity of all "
     with pytest.raises(ConfigError, match=f"^{line}f_i mixed$"):

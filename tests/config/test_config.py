@@ -211,17 +211,17 @@ def test_local_work_becomes_what_the_library_takes(tiny):
         return check({**tiny, "algorithm": base}, "here").algorithm
 
     plain = work(rate=0.1, steps=2)
-    assert (plain.chosen(), plain.work().steps, plain.rows()) == (0.1, 2, 4)
+    assert (plain.rule(), plain.work().steps, plain.rows()) == (0.1, 2, 4)
     named = work(optimizer={"name": "sgd", "rate": 1}, epochs=3)
-    assert (named.chosen(), named.work().steps) == (1.0, Epochs(3))
+    assert (named.rule(), named.work().steps) == (1.0, Epochs(3))
     each = work(rate=0.1, steps=[1, 2])
     assert np.array_equal(np.asarray(each.work().steps), [1, 2])
     for name in ("momentum", "adam", "adamw", "yogi", "adagrad", "rmsprop"):
         optimizer = {"name": name, "rate": 0.1}
-        chosen = work(optimizer=optimizer, steps=1).chosen()
+        chosen = work(optimizer=optimizer, steps=1).rule()
         assert isinstance(chosen, optax.GradientTransformation)
         schedule = {"name": "constant", "unit": "round"}
-        made = work(optimizer=optimizer, steps=1, schedule=schedule).chosen()
+        made = work(optimizer=optimizer, steps=1, schedule=schedule).rule()
         assert isinstance(made, Scheduled)
         assert isinstance(made.make(0.1), optax.GradientTransformation)
 
@@ -238,7 +238,7 @@ def test_local_work_becomes_what_the_library_takes(tiny):
 )
 def test_schedules(schedule, middle, end, tiny):
     tiny["algorithm"] |= {"rate": 0.5, "schedule": {"unit": "step", **schedule}}
-    chosen = check(tiny, "here").algorithm.chosen()
+    chosen = check(tiny, "here").algorithm.rule()
     assert isinstance(chosen, Scheduled)
     assert chosen.unit == "step"
     rates = [float(np.asarray(chosen.schedule(count))) for count in (0, 2, 4)]

@@ -113,7 +113,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     found = summary["privacy"]
     assert found["epsilon"] == both.epsilon
     assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
-    assert build(config).algorithm.start.__module__.endswith("noisy_sums")
+    assert build(config).algorithm.start.__module__.endswith("_correlated_noise")
     assert build(config).spec.cohort.epoch == 2  # pyright: ignore
 
 

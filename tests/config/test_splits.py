@@ -9,7 +9,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.theory_rates import with_rates
+from fedblend.config.theory_rates import theory_values
 from fedblend.data.dataset import Task
 from fedblend.data.federated import held_out
 from fedblend.data.shards import write_shards
@@ -78,8 +78,8 @@ def test_constants_are_those_of_each_split(tiny):
     one = build(config)
     assert both is not None and one.by_split is None and one.smoothness is not None
     np.testing.assert_allclose(both.over["smooth"][1], one.smoothness.smooth, rtol=1e-5)
-    together, _ = with_rates(config, one.smoothness, 650)
-    assert both.over["rates"][1, 0] == pytest.approx(together.rate, rel=1e-5)
+    together, _ = theory_values(config, one.smoothness, 650)
+    assert both.over["rates"][1, 0] == pytest.approx(together["rate"], rel=1e-5)
     assert both.over["rates"][0, 0] != both.over["rates"][1, 0]
 
 

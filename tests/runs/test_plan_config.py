@@ -12,7 +12,7 @@ import pytest
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.config.theory_rates import smoothness, with_rates
+from fedblend.config.theory_rates import smoothness, theory_values
 from fedblend.errors import ConfigError, SettingError
 from fedblend.runs.plan.candidates import candidates, config_of, file_solvers, ways
 from fedblend.runs.plan.offers import climb, offers, plan, table, trial, warnings
@@ -363,21 +363,21 @@ def test_the_step_of_theory(convex, found):
         known = known._replace(convex=np.zeros(CLIENTS))
     config = check(DIANA | {"compress": {"compressor": RAND}}, "here")
     assert check(toml.parse(dump(config), "there"), "there") == config
-    together, alone = with_rates(config, known, DIM)
+    together, alone = theory_values(config, known, DIM)
     own, omega = 0.25 * known.smooth, DIM / K - 1
     step = 1 / (own.mean() + 2 * own.max() * omega / CLIENTS)
-    assert together.rate == pytest.approx(step if convex else step / 4)
-    assert alone.rate == pytest.approx(1 / known.smooth.max())
+    assert together["rate"] == pytest.approx(step if convex else step / 4)
+    assert alone["rate"] == pytest.approx(1 / known.smooth.max())
     config = check(DIANA, "here")
-    together, _ = with_rates(config, known, DIM)
+    together, _ = theory_values(config, known, DIM)
     step = 1 / (own.mean() + 6 * own.max() * omega / CLIENTS)
     if convex:  # the best weights of its Lyapunov function allow more
-        assert step < together.rate < 1.5 * step
+        assert step < together["rate"] < 1.5 * step
     else:
-        assert together.rate == pytest.approx(step / 4)
+        assert together["rate"] == pytest.approx(step / 4)
 
 
 def test_a_number_stays_what_it_is(found):
     config = check(changed(FLIX, "algorithm.rate=0.25"), "here")
-    together, alone = with_rates(config, found.smoothness, DIM)
-    assert together is alone is config.algorithm
+    together, alone = theory_values(config, found.smoothness, DIM)
+    assert not together and not alone

@@ -10,7 +10,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.sweep import grid, parse, programs, together
+from fedblend.config.sweep import grid, join_points, parse, programs
 from fedblend.errors import ConfigError, RunError
 from fedblend.runs import results, run_folder, side_by_side
 from fedblend.runs.compare import read_points, sweep
@@ -157,7 +157,7 @@ def test_every_value_has_the_rate_of_theory():
     """In every split, as a single run has it."""
     made = content(FLIX, run={"seed": [0, 1]})
     points = read_points(check(made, "a test"), ["algorithm.alpha=0.4,0.8"], None)
-    found = together(points, build(points[0].config)).over
+    found = join_points(points, build(points[0].config)).over
     alphas = found["values"]["algorithm.alpha"]
     assert alphas == pytest.approx([0.4, 0.4, 0.8, 0.8])
     for number, point in enumerate(points):

@@ -20,7 +20,7 @@ from fedblend.algorithms.local_only import local_only
 from fedblend.checks import below
 from fedblend.config import theory_rates
 from fedblend.config.config import Config
-from fedblend.config.table import check_lists
+from fedblend.config.table import NO_VALUES, Values, check_lists, values_inside
 from fedblend.config.tables import (
     attack,
     central,
@@ -35,11 +35,10 @@ from fedblend.config.tables.measure import measures_of
 from fedblend.config.tables.model import loss_name, losses_of, model_of
 from fedblend.config.theory_rates import (
     asks_for_constants,
+    choose_steps,
     rates,
-    require_known,
     smoothness,
-    with_rates,
-    with_steps,
+    theory_values,
 )
 from fedblend.core import Algorithm, Key, Loss, Needs, PyTree
 from fedblend.data.dataset import Dataset, Task, task_of
@@ -81,7 +80,7 @@ class Method(NamedTuple):
 
 
 class BySplit(NamedTuple):
-    """What is computed where the constants differ by seed, because splits do.
+    """What is computed where numbers differ by replica, as constants do by split.
 
     The algorithms are functions of an entry of ``over``, as ``simulate`` takes them.
     """
@@ -162,14 +161,20 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     known, name = [None], loss_name(config, task)
     if asks_for_constants(config):
         known = [smoothness(config.model, name, one) for one in federations]
+    shapes = jax.eval_shape(model_of(config, task, name).init, jax.random.key(0))
+    dim, by_split = trees.size(shapes), None
     if config.algorithm.steps == "theory":
-        shapes = jax.eval_shape(model_of(config, task, name).init, jax.random.key(0))
-        config = with_steps(config, known[0], trees.size(shapes))
+        config = choose_steps(config, known[0], dim)
         method_with = partial(method, config, *method_with.args[1:])
     found = method_with(known[0])
-    by_split = None
-    if len(known) > 1 and known[0] is not None:
-        by_split = _by_split(config, found, known, method_with)
+    if over := stack_constants(known):
+        if config.algorithm.rate == "theory":
+            over["rates"] = np.array([rates(config, one, dim) for one in known])
+        alone = found.local is not None
+        by_split = by_replica(method_with, known[0], over, alone)
+    given = found.smoothness
+    if config.algorithm.entry.coin and given is None:
+        given = smoothness(config.model, name, federated_data)
     found = found._replace(
         algorithm=select.select_rows(config, found.algorithm, federations)
     )
@@ -197,7 +202,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
         warnings=(
             *data.warnings(whole, federated_data, config.data.inputs),
             *_warnings(config, clients, found.algorithm.needs),
-            *_of_steps(config, found, name, federated_data),
+            *theory_rates.warnings(config, given),
         ),
         task=task,
         federations=federations,
@@ -216,6 +221,7 @@ def method(
     found_rates: Sequence[Any] | None = None,
     within: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
     rows: "ProtectRows | None" = None,
+    values: Values = NO_VALUES,
 ) -> Method:
     """The model, its loss, the algorithm with all that is wrapped around it.
 
@@ -229,6 +235,8 @@ def method(
             constants.
         within: a transform of the algorithm that goes inside of all others.
         rows: how gradients hide single rows; None for ``[protect.rows]``, if any.
+        values: in place of those of the configuration, by key, such as
+            "algorithm.alpha"; they may be traced.
     """
     name = loss_name(config, task)
     model = model_of(config, task, name)
@@ -236,29 +244,36 @@ def method(
     plain, loss = losses_of(config, name, model.apply, task)
     params = jax.eval_shape(model.init, jax.random.key(0))
     check_sizes(config, clients, trees.size(params))
-    options, own = with_rates(config, known, trees.size(params), found_rates)
+    options = own = config.algorithm
+    theory, theory_alone = theory_values(config, known, trees.size(params), found_rates)
     rows = rows or (config.protect and config.protect.rows)
     hidden = None if rows is None else rows.hide(loss)
     algorithm = within(
-        options.build(hidden or loss, known, clients, features=model.features)
+        options.build(
+            hidden or loss,
+            known,
+            clients,
+            features=model.features,
+            values={**theory, **values_inside(values, "algorithm")},
+        )
     )
     alone = config.measure.local and bool(options.entry.sends)
     rate = config.measure.local_rate
     if isinstance(rate, float):
         sgd = {"rate": rate, "optimizer": None, "schedule": None}
-        own = own.model_copy(update=sgd)
+        own, theory_alone = own.model_copy(update=sgd), NO_VALUES
     # A number of rounds is trained as asked, and theory has its own best rate.
     usual = config.measure.local is True and config.algorithm.rate != "theory"
     tuned = rate == "tune" or (rate is None and usual)
 
     def local_at(factor: Any) -> Algorithm:
-        return local_only(loss, own.at_rate(factor).work())
+        return local_only(loss, own.work(own.scale_rate(factor, theory_alone)))
 
     return Method(
         model,
         loss,
-        apply_tables(config, algorithm, loss, params, clients, cohort),
-        local_only(loss, own.work()) if alone else None,
+        apply_tables(config, algorithm, loss, params, clients, cohort, values),
+        local_only(loss, own.work(theory_alone)) if alone else None,
         measures_of(config, task, plain, model.apply),
         known,
         local_at if alone and tuned else None,
@@ -266,49 +281,49 @@ def method(
     )
 
 
-def _of_steps(
-    config: Config, found: Method, name: str, federated_data: FederatedData
-) -> list[str]:
-    """Warnings of a method with a coin, which need not have asked for constants."""
-    if not config.algorithm.entry.coin:
-        return []
-    known = found.smoothness or smoothness(config.model, name, federated_data)
-    size = trees.size(jax.eval_shape(found.model.init, jax.random.key(0)))
-    return theory_rates.warnings(config, known, size, federated_data.clients)
-
-
-def _by_split(
-    config: Config,
-    found: Method,
-    known: Sequence[Smoothness | None],
+def by_replica(
     method_with: Callable[..., Method],
+    known: Smoothness | None,
+    over: Mapping[str, Any],
+    local: bool = False,
 ) -> BySplit:
-    """The method with the constants of each split."""
-    every = [require_known(one, "") for one in known]
-    over: dict[str, Any] = {
-        "smooth": np.stack([one.smooth for one in every]),
-        "convex": np.stack([one.convex for one in every]),
-    }
-    if config.algorithm.rate == "theory":
-        params = jax.eval_shape(found.model.init, jax.random.key(0))
-        over["rates"] = np.array(
-            [rates(config, one, trees.size(params)) for one in every]
-        )
+    """The method as a function of an entry of ``over``.
 
-    def at(split: Any) -> Method:
-        own = every[0]._replace(smooth=split["smooth"], convex=split["convex"])
-        return method_with(own, split.get("rates"))
+    Args:
+        method_with: ``method`` of constants, rates and values.
+        known: the constants of a split, if the algorithm asks for them.
+        over: by replica: "smooth" and "convex" of its split, its "rates" of theory, and
+            "values" by key, those of these that there are.
+        local: whether training alone is such a function, too.
+    """
 
-    def alone(split: Any) -> Algorithm:
-        local = at(split).local
-        assert local is not None
-        return local
+    def at(entry: Mapping[str, Any]) -> Method:
+        own = known
+        if known is not None and "smooth" in entry:
+            own = known._replace(smooth=entry["smooth"], convex=entry["convex"])
+        return method_with(own, entry.get("rates"), values=entry.get("values", {}))
+
+    def local_at(entry: Mapping[str, Any]) -> Algorithm:
+        found = at(entry).local
+        assert found is not None
+        return found
 
     return BySplit(
-        lambda split: at(split).algorithm,
-        None if found.local is None else alone,
-        jax.tree.map(lambda values: jnp.asarray(values, float), over),
+        lambda entry: at(entry).algorithm,
+        local_at if local else None,
+        jax.tree.map(lambda of: jnp.asarray(of, float), dict(over)),
     )
+
+
+def stack_constants(known: Sequence[Smoothness | None]) -> dict[str, np.ndarray]:
+    """The constants of each of several splits; nothing of one, or if unknown."""
+    each = [one for one in known if one is not None]
+    if len(each) < 2:
+        return {}
+    return {
+        "smooth": np.stack([one.smooth for one in each]),
+        "convex": np.stack([one.convex for one in each]),
+    }
 
 
 def _key(seed: int | list[int]) -> Key:
@@ -323,7 +338,8 @@ def apply_tables(
     loss: Loss,
     params: PyTree,
     clients: int,
-    cohort: int = 1,
+    cohort: int,
+    values: Values,
 ) -> Algorithm:
     """The algorithm with clipping and noise, the server's loss and compression.
 
@@ -334,6 +350,7 @@ def apply_tables(
         params: shapes of the parameters.
         clients: how many there are.
         cohort: how many of them take part in a round, for ``[privacy]``.
+        values: in place of those of the configuration, by key.
 
     Raises:
         ConfigError: what the tables ask for does not go together.
@@ -357,7 +374,9 @@ def apply_tables(
     if config.central is not None:
         if config.privacy is not None and config.central.upload:
             raise ConfigError("central.upload: would send gradients past [privacy]")
-        algorithm = central.mix_losses(config.central, algorithm, loss)
+        algorithm = central.mix_losses(
+            config.central, algorithm, loss, values_inside(values, "central")
+        )
     dim = trees.size(_sent(config, params))
     answers = config.run.rounds * (config.run.cohort or clients) / clients
     if config.federation is not None and config.federation.secure:

@@ -5,27 +5,26 @@
 ``algorithm.alpha=0:1:0.1`` is a range with both ends, ``algorithm.name=apfl,ditto`` a
 list; several keys make a product. Values of the same key that are real numbers of the
 algorithm (a rate, alpha, a penalty) do not change the shapes of a program, so that all
-of them are replicas of one simulation: ``together`` builds the algorithm from a traced
-number. Everything else is a program of its own.
+of them are replicas of one simulation: ``join_points`` builds the algorithm from a
+traced number. Everything else is a program of its own.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from math import floor, isfinite
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
 from fedblend.config import toml
-from fedblend.config.build import Built, method
+from fedblend.config.build import Built, BySplit, by_replica, method, stack_constants
 from fedblend.config.config import Config, check
 from fedblend.config.tables.model import loss_name
 from fedblend.config.theory_rates import rates, smoothness
-from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, shown
 from fedblend.simulation.sampling import as_cohort, complete_strata
 from fedblend.theory.constants import Smoothness
@@ -185,25 +184,10 @@ def _read(table: Any, path: Sequence[str]) -> Any:
     return table
 
 
-def _replaced(table: Any, path: Sequence[str], value: Any) -> Any:
-    """The table with another value, which may be traced and is not checked again."""
-    first, *rest = path
-    inside = _replaced(getattr(table, first), rest, value) if rest else value
-    return table.model_copy(update={first: inside})
-
-
-class Together(NamedTuple):
-    """The points of one program as ``simulate`` takes them.
+def join_points(points: Sequence[Point], built: Built) -> BySplit:
+    """The algorithm as a function of the swept values, and these.
 
     Replicas are the seeds of the first point, then those of the second, and so on.
-    """
-
-    algorithm: Callable[[Any], Algorithm]
-    over: Any
-
-
-def together(points: Sequence[Point], built: Built) -> Together:
-    """The algorithm as a function of the swept values, and these.
 
     Args:
         points: those of one program.
@@ -211,37 +195,26 @@ def together(points: Sequence[Point], built: Built) -> Together:
     """
     config, seeds = points[0].config, max(int(built.key.size), 1)
     swept = [key for key in points[0].values if _is_traceable(key, points)]
-    values = {
-        key: np.repeat([_read(one.config, key.split(".")) for one in points], seeds)
-        for key in swept
+    over: dict[str, Any] = {
+        "values": {
+            key: np.repeat([_read(one.config, key.split(".")) for one in points], seeds)
+            for key in swept
+        }
     }
-    over: dict[str, Any] = {"values": values}
     known = _constants(config, built)
-    by_split = len(known) > 1 and known[0] is not None
-    if by_split:
-        for name in ("smooth", "convex"):
-            each = np.stack([getattr(one, name) for one in known])
-            over[name] = np.tile(each, (len(points), 1))
+    for name, each in stack_constants(known).items():
+        over[name] = np.tile(each, (len(points), 1))
     if config.algorithm.rate == "theory" and "algorithm.rate" not in swept:
         dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
-        own = [*known] * (1 if by_split else seeds)
-        chosen = [rates(one.config, of, dim) for one in points for of in own]
-        over["rates"] = np.array(chosen)
+        own = known if len(known) > 1 else known * seeds
+        over["rates"] = np.array(
+            [rates(one.config, of, dim) for one in points for of in own]
+        )
     clients = built.federated_data.clients
     asked: Any = as_cohort(built.spec.cohort).size
     cohort = complete_strata(asked, clients)[1]
-
-    def at(entry: Any) -> Algorithm:
-        here: Any = config
-        for key in swept:
-            here = _replaced(here, key.split("."), entry["values"][key])
-        own = known[0]
-        if by_split and own is not None:
-            own = own._replace(smooth=entry["smooth"], convex=entry["convex"])
-        found = method(here, built.task, clients, cohort, own, entry.get("rates"))
-        return found.algorithm
-
-    return Together(at, jax.tree.map(lambda of: jnp.asarray(of, float), over))
+    method_with = partial(method, config, built.task, clients, cohort)
+    return by_replica(method_with, known[0], over)
 
 
 def _constants(config: Config, built: Built) -> list[Smoothness | None]:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -250,11 +251,28 @@ def _kind(table: Any) -> str | None:
     return None if name is None else str(name)
 
 
+Values = Mapping[str, Any]
+"""In place of values of a table, by key, such as "optimizer.rate": they may be traced,
+and are not checked again."""
+NO_VALUES: Values = MappingProxyType({})
+
+
+def values_inside(values: Values, key: str) -> Values:
+    """Those of a table inside another."""
+    inside = f"{key}."
+    return {
+        name.removeprefix(inside): of
+        for name, of in values.items()
+        if name.startswith(inside)
+    }
+
+
 def arguments(
     function: Callable[..., Any],
     table: Table,
     facts: Mapping[str, Any],
     keys: Mapping[str, str] | None = None,
+    values: Values = NO_VALUES,
 ) -> dict[str, Any]:
     """The arguments of a function, as a table states them.
 
@@ -263,23 +281,21 @@ def arguments(
         table: the options; None stands for the function's own default.
         facts: what is known besides, by the name of the parameter; None if unknown.
         keys: the keys of parameters that have another name in a configuration.
+        values: in place of those of the table.
     """
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        value = facts.get(name)
+        key, value = (keys or {}).get(name, name), facts.get(name)
         if name not in facts:
-            value = getattr(table, (keys or {}).get(name, name), None)
+            value = values.get(key, getattr(table, key, None))
         needed = name in facts and parameter.default is parameter.empty
-        if value is not None or needed:
-            found[name] = _argument(value, facts)
+        if _are_numbers(value):
+            found[name] = np.array(value)
+        elif hasattr(value, "make"):
+            found[name] = value.make(facts, values_inside(values, key))
+        elif value is not None or needed:
+            found[name] = value
     return found
-
-
-def _argument(value: Any, facts: Mapping[str, Any]) -> Any:
-    """A value of a table as functions take it."""
-    if _are_numbers(value):
-        return np.array(value)
-    return value.make(facts) if hasattr(value, "make") else value
 
 
 def check_lists(where: str, table: Table, clients: int) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedblend.config.table import NO_VALUES, Values
 from fedblend.config.tables.compress import Compress, contraction
 from fedblend.config.tables.model import LINEAR, ModelChoice
 from fedblend.config.toml import literal
@@ -24,10 +25,8 @@ from fedblend.theory.constants import (
     Smoothness,
     mu_alpha,
     smoothness_of_parts,
-    squared_alpha,
     together,
 )
-from fedblend.theory.local_training import locodl_scales, stable_moved
 from fedblend.theory.steps import DGD, Solver
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def require_assumptions(config: "Config", clients: int | None = None) -> None:
 def _accelerates(options: Any) -> bool:
     """Whether the server has theory's momentum, and no other rate than one."""
     server: Any = getattr(options, "server", None)
-    return getattr(server, "from_theory", False) and server.rate == 1
+    return getattr(server, "takes_theory", False) and server.rate == 1
 
 
 def _other_server(options: Any) -> Any:
@@ -137,11 +136,11 @@ def solver(
                 "compress.down: theory has no step for compression both ways; leave "
                 "it out, or compress.compressor"
             )
-        return Solver("downlink", delta=contraction("down", table.down.make({}), dim))
+        return Solver("downlink", delta=contraction("down", table.down.make(), dim))
     if table.how == "perm_k":
         return Solver("perm_k")
     assert table.compressor is not None  # the table demands one
-    chosen = table.compressor.make({})
+    chosen = table.compressor.make()
     if table.how == "ef21":
         return Solver("ef21", delta=contraction("compressor", chosen, dim))
     if chosen.omega is None:
@@ -239,7 +238,7 @@ def rates(config: "Config", known: Smoothness | None, dim: int) -> Rates:
     return Rates(step(way, alpha, known), alone, momentum(way, alpha, known))
 
 
-def with_steps(config: "Config", known: Smoothness | None, dim: int) -> "Config":
+def choose_steps(config: "Config", known: Smoothness | None, dim: int) -> "Config":
     """The configuration with a number in place of ``steps = "theory"``."""
     options: Any = config.algorithm
     if options.steps != "theory":
@@ -250,71 +249,45 @@ def with_steps(config: "Config", known: Smoothness | None, dim: int) -> "Config"
     return config.model_copy(update={"algorithm": own})
 
 
-def with_rates(
+def theory_values(
     config: "Config",
     known: Smoothness | None,
     dim: int,
     found: Sequence[Any] | None = None,
-) -> tuple[Any, Any]:
-    """The options with numbers in place of "theory", and those of training alone.
+) -> tuple[Values, Values]:
+    """Numbers for "theory" in ``[algorithm]``, and those of training alone.
 
     ``found`` are ``Rates``, where they are known. An algorithm with a rate for every
     client finds it itself.
     """
     options: Any = config.algorithm
     if options.rate != "theory":
-        return options, options
+        return NO_VALUES, NO_VALUES
     together, alone, own = rates(config, known, dim) if found is None else found
-    found = [options.with_theory(rate, own) for rate in (together, alone)]
-    return (options if options.entry.own_rates else found[0]), found[1]
+    return options.in_place_of_theory(together, own), {"rate": alone}
 
 
-def warnings(
-    config: "Config", known: Smoothness | None, dim: int, clients: int
-) -> list[str]:
-    """What may diverge, of a method with a coin and a given rate.
+def warnings(config: "Config", known: Smoothness | None) -> list[str]:
+    """A given rate that may diverge, of a method with a coin.
 
     Args:
         config: what to run.
         known: the constants of all clients, None where they are unknown.
-        dim: parameters of the model.
-        clients: how many there are.
     """
     options: Any = config.algorithm
     if not options.entry.coin or not isinstance(options.rate, float | int):
         return []
-    alpha = np.asarray(1.0 if options.alpha is None else options.alpha, float)
-    found, moved = [], getattr(options, "moved", None)
-    if moved is not None:
-        least = 0.0
-        if known is not None:
-            least = float((squared_alpha(alpha, known) * known.convex).min())
-        found += _of_moved(options, least, dim, clients)
     if known is None:
-        return found
-    parts = (
-        known.smooth if options.entry.own_rates else smoothness_of_parts(alpha, known)
-    )
-    longest = 2 / max(float(parts.max()) - (moved or 0.0), moved or 0.0)
-    if options.rate >= longest:
-        found.append(
-            f"algorithm.rate: {options.rate:g} is not below {longest:.3g}, 2/L of the "
-            'clients\' losses; local steps may diverge. "theory" chooses a rate'
-        )
-    return found
-
-
-def _of_moved(options: Any, least: float, dim: int, clients: int) -> list[str]:
-    """Of LoCoDL: more than the convexity of all losses moved to the common function."""
-    if options.moved < least:
         return []
-    omega = float(np.max(options.compressor.make({}).omega(dim)))
-    dual = locodl_scales(omega, clients, options.masks)[1]
-    stable = stable_moved(options.rate, 1 / options.steps, dual)
-    if options.moved <= stable:
+    moved = getattr(options, "moved", None) or 0.0
+    parts = known.smooth
+    if not options.entry.own_rates:
+        alpha = np.asarray(1.0 if options.alpha is None else options.alpha, float)
+        parts = smoothness_of_parts(alpha, known)
+    longest = 2 / max(float(parts.max()) - moved, moved)
+    if options.rate < longest:
         return []
     return [
-        f"algorithm.moved: {options.moved:g} is above {max(stable, least / 2):.2g}, "
-        "and the clients' losses are not known to be so convex; LoCoDL may diverge. "
-        "Without the key it is chosen"
+        f"algorithm.rate: {options.rate:g} is not below {longest:.3g}, 2/L of the "
+        'clients\' losses; local steps may diverge. "theory" chooses a rate'
     ]

@@ -22,7 +22,7 @@ from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.tables.select import select_rows
-from fedblend.config.theory_rates import with_rates
+from fedblend.config.theory_rates import theory_values
 from fedblend.core import Algorithm, Batch
 from fedblend.errors import ConfigError
 from fedblend.metrics import mean_loss
@@ -225,13 +225,14 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
     """The algorithm with another Mixed FL method, at a multiple of its rate."""
     assert config.central is not None
     params = jax.eval_shape(built.model.init, jax.random.key(0))
-    options, _ = with_rates(config, built.smoothness, trees.size(params))
-    own = config.central.rate
-    table = config.central.model_copy(
-        update={"how": how, "rate": None if own is None else factor * own}
-    )
-    changed = {"algorithm": options.at_rate(factor), "central": table}
-    algorithm = rebuild(config.model_copy(update=changed), built)
+    theory, _ = theory_values(config, built.smoothness, trees.size(params))
+    scaled = config.algorithm.scale_rate(factor, theory)
+    values = {f"algorithm.{key}": value for key, value in scaled.items()}
+    if config.central.rate is not None:
+        values["central.rate"] = factor * config.central.rate
+    table = config.central.model_copy(update={"how": how})
+    changed = config.model_copy(update={"central": table})
+    algorithm = rebuild(changed, built, values)
     return select_rows(config, algorithm, [built.federated_data])
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import dump, named_by_key
-from fedblend.config.sweep import Point, together
+from fedblend.config.sweep import Point, join_points
 from fedblend.errors import CheckpointError
 from fedblend.metrics import main_first
 from fedblend.runs import certificates, results, run_folder
@@ -98,7 +98,7 @@ def _places(point: Point, number: int) -> slice | int:
 
 def _joint(points: Sequence[Point], built: Built) -> Run:
     """All points as replicas of one run, before its first round."""
-    found = together(points, built)
+    found = join_points(points, built)
     key, federations = built.key, list(built.federations)
     if key.ndim:
         key = jnp.concatenate([key] * len(points))

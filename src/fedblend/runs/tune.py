@@ -9,7 +9,7 @@ clients deploy go to the folder of a run, as those of any other run.
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +75,35 @@ def alpha_builder(config: Config, built: Built) -> Callable[[Any], Algorithm]:
     ``rate = "theory"`` is the rate of that alpha, 1/L_alpha for gradient descent.
     """
     if config.algorithm.rate != "theory":
-        return lambda alpha: rebuild(set_alpha(config, alpha), built)
+        return lambda alpha: rebuild(config, built, {"algorithm.alpha": alpha})
     dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
     whole = rates(set_alpha(config, 1.0), built.smoothness, dim)
 
     def algorithm(alpha: Any) -> Algorithm:
         own = whole._replace(together=at_alpha(whole.together, alpha))
-        return rebuild(set_alpha(config, alpha), built, own)
+        return rebuild(config, built, {"algorithm.alpha": alpha}, own)
 
     return algorithm
 
 
-def rebuild(config: Config, built: Built, known: Rates | None = None) -> Algorithm:
-    """The algorithm of a changed configuration, whose numbers may be traced."""
-    clients = built.federated_data.clients
-    found = method(config, built.task, clients, clients, built.smoothness, known)
+def rebuild(
+    config: Config,
+    built: Built,
+    values: Mapping[str, Any],
+    known: Rates | None = None,
+) -> Algorithm:
+    """The algorithm of a configuration with other values, which may be traced.
+
+    Args:
+        config: what to run.
+        built: what it builds.
+        values: in place of those of the configuration, by key.
+        known: the rates of theory, if they are known.
+    """
+    clients, task = built.federated_data.clients, built.task
+    found = method(
+        config, task, clients, clients, built.smoothness, known, values=values
+    )
     return found.algorithm
 
 

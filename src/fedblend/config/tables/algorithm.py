@@ -28,6 +28,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.compress.compressor import COMPRESSOR
 from fedblend.config.imports import imported, one_line_errors
 from fedblend.config.table import (
+    NO_VALUES,
     TYPES,
     Content,
     Count,
@@ -35,6 +36,7 @@ from fedblend.config.table import (
     Names,
     Positive,
     Table,
+    Values,
     arguments,
     first_error,
     one_of,
@@ -80,11 +82,11 @@ class SolverTable(Table):
 
     solver: str
 
-    def make(self, facts: Mapping[str, Any]) -> solvers.Solver:
+    def make(self, facts: Mapping[str, Any], values: Values) -> solvers.Solver:
         """The solver."""
         solve = SOLVERS[self.solver]
-        own = {"work": self.work()} if isinstance(self, LocalWork) else {}
-        found = arguments(solve, self, {**facts, **own})
+        own = {"work": self.work(values)} if isinstance(self, LocalWork) else {}
+        found = arguments(solve, self, {**facts, **own}, values=values)
         if solve is solvers.gradient_descent and found["smooth"] is None:
             raise ConfigError(
                 'algorithm.personal.solver: "gradient_descent" takes the step 1/L_i, '
@@ -158,21 +160,19 @@ class Options(LocalWork):
                 raise SettingError("steps", why)
             known = known.model_copy(update={"steps": 1})
         try:
-            rate = "theory" if self.entry.own_rates else 1.0
-            known.with_theory(rate, 0.0).build(**PLACEHOLDERS)
+            known.build(**PLACEHOLDERS, values=self.in_place_of_theory(1.0, 0.0))
         except UserError as error:
             raise SettingError(self._key(error.key), error.why) from None
         return self
 
-    def with_theory(self, rate: Any, momentum: Any = None) -> "Options":
-        """The options with numbers in place of the word "theory"."""
-        if self.rate != "theory":
-            return self
+    def in_place_of_theory(self, rate: Any, momentum: Any) -> Values:
+        """The numbers that stand for the word "theory"; none where the builder does."""
+        if self.rate != "theory" or self.entry.own_rates:
+            return NO_VALUES
         server = getattr(self, "server", None)
-        update = {"rate": rate}
-        if isinstance(server, OptimizerTable) and server.from_theory:
-            update["server"] = server.model_copy(update={"momentum": momentum})
-        return self.model_copy(update=update)
+        if isinstance(server, OptimizerTable) and server.takes_theory:
+            return {"rate": rate, "server.momentum": momentum}
+        return {"rate": rate}
 
     def _key(self, argument: str) -> str:
         """The key of this table for an argument such as "apfl: work: steps".
@@ -187,45 +187,6 @@ class Options(LocalWork):
         if parts == ["optimizer"] and self.rate is not None:
             parts = ["rate"]
         return ".".join(keys.get(part, part) for part in parts)
-
-    def build(
-        self,
-        loss: Loss,
-        known: Smoothness | None,
-        clients: int,
-        *,
-        features: Apply | None = None,
-        new_client: bool = False,
-    ) -> Algorithm:
-        """The algorithm.
-
-        Args:
-            loss: ``loss(params, rows) -> losses[rows]``.
-            known: the constants of the clients' losses, None where they are unknown.
-            clients: how many there are.
-            features: of the model, where it has them.
-            new_client: build what a client runs that joins after the training.
-        """
-        entry, build = self.entry, self.entry.build
-        smooth = None if known is None else known.smooth
-        facts: dict[str, Any] = {"loss": loss, "clients": clients, "smooth": smooth}
-        facts["convex"] = None if known is None else known.convex
-        facts["features"] = features
-        if "work" not in entry.keys:
-            facts["work"] = self.work()
-        if "algorithm" in entry.parameters:
-            facts["algorithm"] = fedavg(loss, self.work())
-        if new_client:
-            build = entry.new_client.build or build
-            facts |= entry.new_client.options
-        return build(**arguments(build, self, facts, entry.keys))
-
-
-class OptionsInTheory(Options):
-    """Those of an algorithm for which theory has a step."""
-
-    rate: Positive | Literal["theory"] | None = None  # pyright: ignore
-    steps: Count | list[Count] | Literal["theory"] | None = None  # pyright: ignore
 
     def local_training(self, known: Smoothness, dim: int) -> LocalTraining:
         """Theory's rates and mean number of steps, of a method whose coin ends a round.
@@ -243,7 +204,7 @@ class OptionsInTheory(Options):
         choose: Any = self.entry.theory
         try:
             if compressor is not None:
-                facts["omega"] = float(np.max(compressor.make({}).omega(dim)))
+                facts["omega"] = float(np.max(compressor.make().omega(dim)))
             return choose(**arguments(choose, self, facts))
         except UserError as error:
             raise ConfigError(
@@ -254,14 +215,50 @@ class OptionsInTheory(Options):
                 f"algorithm: {error}; model.l2 above 0 makes every f_i convex"
             ) from None
 
+    def build(
+        self,
+        loss: Loss,
+        known: Smoothness | None,
+        clients: int,
+        *,
+        features: Apply | None = None,
+        new_client: bool = False,
+        values: Values = NO_VALUES,
+    ) -> Algorithm:
+        """The algorithm.
+
+        Args:
+            loss: ``loss(params, rows) -> losses[rows]``.
+            known: the constants of the clients' losses, None where they are unknown.
+            clients: how many there are.
+            features: of the model, where it has them.
+            new_client: build what a client runs that joins after the training.
+            values: in place of those of the table; they may be traced.
+        """
+        entry, build = self.entry, self.entry.build
+        smooth = None if known is None else known.smooth
+        facts: dict[str, Any] = {"loss": loss, "clients": clients, "smooth": smooth}
+        facts["convex"] = None if known is None else known.convex
+        facts["features"] = features
+        if "work" not in entry.keys:
+            facts["work"] = self.work(values)
+        if "algorithm" in entry.parameters:
+            facts["algorithm"] = fedavg(loss, self.work(values))
+        if new_client:
+            build = entry.new_client.build or build
+            facts |= entry.new_client.options
+        return build(**arguments(build, self, facts, entry.keys, values))
+
 
 def options_of(entry: AlgorithmEntry) -> type[Options]:
     """The table of an algorithm."""
     fields: dict[str, Any] = dict.fromkeys(FACTS)
     if "work" in entry.keys:
         fields[entry.keys["work"]] = (LocalWork, ...)
-    base = OptionsInTheory if entry.theory else Options
-    table = table_of(entry.build, entry.name, base, keys=entry.keys, **fields)
+    if entry.theory is not None:
+        fields["rate"] = (Positive | Literal["theory"] | None, None)
+        fields["steps"] = (Count | list[Count] | Literal["theory"] | None, None)
+    table = table_of(entry.build, entry.name, Options, keys=entry.keys, **fields)
     table.entry = entry
     return table
 

@@ -26,11 +26,13 @@ from fedblend.config.table import (
     NotNegative,
     Positive,
     Table,
+    Values,
     Word,
     arguments,
     exactly_one,
     refuse_first,
 )
+from fedblend.errors import ConfigError
 from fedblend.core import Algorithm, Loss
 from fedblend.data.dataset import (
     DataError,
@@ -194,25 +196,41 @@ def _choose_rows(table: Central, dataset: Dataset, seed: int) -> np.ndarray:
     return np.isin(targets, table.classes)
 
 
-def mix_losses(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
-    """The algorithm with the server's loss; ``loss`` is that of the clients."""
+def mix_losses(
+    table: Central, algorithm: Algorithm, loss: Loss, values: Values
+) -> Algorithm:
+    """The algorithm with the server's loss.
+
+    Args:
+        table: ``[central]``.
+        algorithm: of the clients.
+        loss: of the clients.
+        values: in place of those of the table.
+
+    Raises:
+        ConfigError: the algorithm cannot have it.
+    """
     merge = tuple(table.merge) if isinstance(table.merge, list) else table.merge
     steps: Any = {"steps": table.steps}
     if table.how != "one_way":
-        steps |= {"optimizer": table.rate, "merge": merge, "upload": table.upload}
+        steps |= {
+            "optimizer": values.get("rate", table.rate),
+            "merge": merge,
+            "upload": table.upload,
+        }
     central = on_rows(loss, table.batch_size)
     if table.penalty is not None:
         strength = arguments(models.spreadout, table, {})
         central = of_parameters(partial(models.spreadout, **strength))
-    with catch_warnings():
-        simplefilter("ignore")  # ``warnings`` has the text
-        made = transforms.mixed_fl(
-            algorithm,
-            central,
-            how=table.how,
-            weights=(1 - table.weight, table.weight),
-            **steps,
-        )
+    weights = 1 - table.weight, table.weight
+    try:
+        with catch_warnings():
+            simplefilter("ignore")  # ``build`` has the text
+            made = transforms.mixed_fl(
+                algorithm, central, how=table.how, weights=weights, **steps
+            )
+    except ValueError as error:
+        raise ConfigError(f"central: {str(error).partition(': ')[2]}") from None
     if table.penalty is None:
         return made
     # The dense layer is not part of the penalty, and its gradient need not be sent.

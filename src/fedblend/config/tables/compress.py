@@ -24,8 +24,10 @@ from pydantic import (
 from fedblend import compress, transforms
 from fedblend.compress import Compressor
 from fedblend.config.table import (
+    NO_VALUES,
     Share,
     Table,
+    Values,
     arguments,
     check_lists,
     one_of,
@@ -48,10 +50,12 @@ class CompressorTable(Table):
 
     name: str
 
-    def make(self, facts: Mapping[str, Any]) -> Compressor:
+    def make(
+        self, facts: Mapping[str, Any] = NO_VALUES, values: Values = NO_VALUES
+    ) -> Compressor:
         """The compressor."""
         build = getattr(compress, self.name)
-        return build(**arguments(build, self, facts))
+        return build(**arguments(build, self, facts, values=values))
 
 
 if TYPE_CHECKING:
@@ -86,7 +90,7 @@ class Compress(Table):
                 f'"one" goes with how = "plain" or "diana", not with "{how}"',
             ),
             (
-                down is not None and down.make({}).delta is None,
+                down is not None and down.make().delta is None,
                 "down",
                 f"needs a compressor that contracts, not {down and down.name}",
             ),
@@ -103,7 +107,7 @@ class Compress(Table):
         )
         if up is None:
             return self
-        made = up.make({})
+        made = up.make()
         refuse_first(
             (
                 one and not made.masks,
@@ -182,7 +186,7 @@ def fit_compressor(key: str, chosen: CompressorTable, dim: int) -> Compressor:
     most = np.max(getattr(chosen, "k", 1))
     if most > dim:
         raise ConfigError(f"{key}.k: {most} is more than the model's {dim} parameters")
-    return chosen.make({})
+    return chosen.make()
 
 
 def contraction(key: str, made: Compressor, dim: int) -> Any:

@@ -17,6 +17,7 @@ import optax
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedblend.config.table import (
+    NO_VALUES,
     TYPES,
     Content,
     Count,
@@ -26,9 +27,11 @@ from fedblend.config.table import (
     Positive,
     Share,
     Table,
+    Values,
     exactly_one,
     one_of,
     tagged,
+    values_inside,
 )
 from fedblend.errors import SettingError
 from fedblend.local import OPTIMIZER, Epochs, Optimizer, Scheduled, Work
@@ -87,19 +90,25 @@ class OptimizerTable(Table):
     name: str
     rate: Positive
 
-    def by_rate(self) -> Callable[..., optax.GradientTransformation]:
+    def builder(
+        self, values: Values = NO_VALUES
+    ) -> Callable[..., optax.GradientTransformation]:
         """A function from a rate, a number or a schedule, to the optimizer."""
-        options = {key: of for key, of in self if key not in ("name", "rate")}
+        options = {key: values.get(key, of) for key, of in self}
+        del options["name"], options["rate"]
         return partial(OPTIMIZERS[self.name][0], **options)
 
     @property
-    def from_theory(self) -> bool:
+    def takes_theory(self) -> bool:
         """Whether the momentum is still to be found from constants."""
         return isinstance(getattr(self, "momentum", None), str)
 
-    def make(self, _: Mapping[str, Any]) -> float | optax.GradientTransformation:
+    def make(
+        self, _: Mapping[str, Any] = NO_VALUES, values: Values = NO_VALUES
+    ) -> float | optax.GradientTransformation:
         """The optimizer; plain SGD is its rate."""
-        return self.rate if self.name == "sgd" else self.by_rate()(self.rate)
+        rate = values.get("rate", self.rate)
+        return rate if self.name == "sgd" else self.builder(values)(rate)
 
 
 class ScheduleTable(Table):
@@ -108,10 +117,10 @@ class ScheduleTable(Table):
     unit: Literal["step", "round"]
     name: str
 
-    def curve(self, rate: float | jax.Array) -> optax.Schedule:
+    def curve(self, rate: float | jax.Array, values: Values) -> optax.Schedule:
         """The rate as a function of the count."""
         options = self.model_dump(exclude={"name", "unit"})
-        return SCHEDULES[self.name][0](rate, **options)
+        return SCHEDULES[self.name][0](rate, **{**options, **values})
 
 
 def _kind(value: Any) -> str:
@@ -156,7 +165,7 @@ class LocalWork(Table):
         exactly_one(self, "rate", "optimizer")
         exactly_one(self, "steps", "epochs")
         for key, value in self:
-            own = isinstance(value, OptimizerTable) and value.from_theory
+            own = isinstance(value, OptimizerTable) and value.takes_theory
             if own and not (key == "server" and self.rate == "theory"):
                 raise SettingError(
                     f"{key}.momentum",
@@ -164,41 +173,47 @@ class LocalWork(Table):
                 )
         return self
 
-    def chosen(self) -> Optimizer:
-        """The optimizer; plain SGD without a schedule is its rate."""
-        rule: Any = self.optimizer if self.rate is None else self.rate
-        if isinstance(rule, jax.Array) and self.schedule is None:
-            return rule  # one of several, such as theory's of every split
-        named = isinstance(rule, OptimizerTable)
-        if self.schedule is None:
-            return rule.make({}) if named else rule
-        curve = self.schedule.curve(rule.rate if named else rule)
-        return Scheduled(
-            curve, self.schedule.unit, rule.by_rate() if named else optax.sgd
-        )
+    def _rate(self, values: Values) -> tuple[str, Any]:
+        """The key of the rate, and the rate."""
+        if isinstance(self.optimizer, OptimizerTable):
+            key, rate = "optimizer.rate", self.optimizer.rate
+        elif self.rate is None:
+            key, rate = "optimizer", self.optimizer
+        else:
+            key, rate = "rate", self.rate
+        return key, values.get(key, rate)
 
-    def at_rate(self, factor: float | jax.Array) -> "LocalWork":
-        """The same work with its rate times a factor."""
-        rule: Any = self.optimizer if self.rate is None else self.rate
-        if isinstance(rule, OptimizerTable):
-            own = rule.model_copy(update={"rate": rule.rate * factor})
-            return self.model_copy(update={"optimizer": own})
-        return self.model_copy(update={"rate": rule * factor, "optimizer": None})
+    def rule(self, values: Values = NO_VALUES) -> Optimizer:
+        """The optimizer; plain SGD without a schedule is its rate."""
+        rate, table = self._rate(values)[1], self.optimizer
+        named, inside = isinstance(table, OptimizerTable), values_inside
+        if self.schedule is None:
+            return table.make({}, inside(values, "optimizer")) if named else rate
+        curve = self.schedule.curve(rate, inside(values, "schedule"))
+        build = table.builder(inside(values, "optimizer")) if named else optax.sgd
+        return Scheduled(curve, self.schedule.unit, build)
+
+    def scale_rate(
+        self, factor: float | jax.Array, values: Values = NO_VALUES
+    ) -> Values:
+        """The values with which the work has its rate times a factor."""
+        key, rate = self._rate(values)
+        return {**values, key: rate * factor}
 
     def rows(self) -> int | None:
         """Rows of a step, None for all."""
         return None if self.batch_size == "all" else self.batch_size
 
-    def work(self) -> Work:
+    def work(self, values: Values = NO_VALUES) -> Work:
         """The local work as algorithms take it."""
         steps: Any = self.steps if self.epochs is None else Epochs(self.epochs)
         if isinstance(steps, list):
             steps = np.array(steps)
-        return Work(self.chosen(), steps, self.rows())
+        return Work(self.rule(values), steps, self.rows())
 
-    def make(self, _: Mapping[str, Any]) -> Work:
+    def make(self, _: Mapping[str, Any], values: Values) -> Work:
         """What the table stands for as an argument."""
-        return self.work()
+        return self.work(values)
 
 
 WORK = {"rate": 0.1, "steps": 10, "batch_size": 32}

@@ -30,7 +30,6 @@ from fedblend.core import PyTree, Ragged, has_ragged, static_bits
 from fedblend.errors import SettingError, UserError
 from fedblend.runs.plan.problem import Problem, stacked_models, start_run
 from fedblend.simulation.run import Run
-from fedblend.solvers import given
 from fedblend.theory import bounds, local_training
 from fedblend.theory.bounds import Bound
 from fedblend.theory.constants import MixtureConstants
@@ -213,16 +212,6 @@ def _compressed_scaffnew(found: Problem, copies: int) -> SolverOptions:
 def _diana(dim: int, k: int) -> SolverOptions:
     bound = partial(bounds.diana, omega=dim / k - 1)
     return SolverOptions("diana", f"rand-{k}", (RAND_K.format(k=k),), bound)
-
-
-class _Given(NamedTuple):
-    """In place of the table of a solver for x_i: models that are there already."""
-
-    models: PyTree
-
-    def make(self, facts: Any) -> Any:
-        del facts
-        return given(self.models)
 
 
 def method_for(found: Problem, config: Config, rates: Any = None) -> Method:
