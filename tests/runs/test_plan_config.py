@@ -12,7 +12,8 @@ import pytest
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.config.theory_rates import smoothness, theory_values
+from fedblend.config.tables.model import smoothness
+from fedblend.config.theory_rates import theory_values
 from fedblend.errors import ConfigError, SettingError
 from fedblend.runs.plan.candidates import candidates, config_of, file_solvers, ways
 from fedblend.runs.plan.offers import climb, offers, plan, table, trial, warnings

@@ -27,15 +27,9 @@ from fedblend.config.config import Config, dump, loads
 from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.tables import select
 from fedblend.config.tables.data import Nodes
-from fedblend.config.tables.model import loss_name, model_of
+from fedblend.config.tables.model import has_constants, loss_name, model_of, smoothness
 from fedblend.config.tables.select import LOOKED_UP
-from fedblend.config.theory_rates import (
-    Rates,
-    asks_for_constants,
-    has_constants,
-    rates,
-    smoothness,
-)
+from fedblend.config.theory_rates import Rates, asks_for_constants, rates
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards

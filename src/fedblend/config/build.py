@@ -30,14 +30,18 @@ from fedblend.config.tables import (
     privacy,
     select,
 )
-from fedblend.config.tables.algorithm import name_parts
 from fedblend.config.tables.measure import measures_of
-from fedblend.config.tables.model import loss_name, losses_of, model_of
+from fedblend.config.tables.model import (
+    loss_name,
+    losses_of,
+    model_of,
+    name_parts,
+    smoothness,
+)
 from fedblend.config.theory_rates import (
     asks_for_constants,
     choose_steps,
     rates,
-    smoothness,
     theory_values,
 )
 from fedblend.core import Algorithm, Key, Loss, Needs, PyTree

@@ -23,8 +23,8 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.build import Built, BySplit, by_replica, method, stack_constants
 from fedblend.config.config import Config, check
-from fedblend.config.tables.model import loss_name
-from fedblend.config.theory_rates import rates, smoothness
+from fedblend.config.tables.model import loss_name, smoothness
+from fedblend.config.theory_rates import rates
 from fedblend.errors import ConfigError, shown
 from fedblend.simulation.sampling import as_cohort, complete_strata
 from fedblend.theory.constants import Smoothness

@@ -16,11 +16,10 @@ import numpy as np
 
 from fedblend.config.table import NO_VALUES, Values
 from fedblend.config.tables.compress import Compress, contraction
-from fedblend.config.tables.model import LINEAR, ModelChoice
+from fedblend.config.tables.model import CONSTANTS, LINEAR
 from fedblend.config.toml import literal
-from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
-from fedblend.theory import constants, steps
+from fedblend.theory import steps
 from fedblend.theory.constants import (
     Smoothness,
     mu_alpha,
@@ -31,33 +30,6 @@ from fedblend.theory.steps import DGD, Solver
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
-
-_BY_LOSS = {
-    "logistic": constants.logistic,
-    "cross_entropy": constants.softmax,
-    "squared_error": constants.least_squares,
-}
-
-
-def smoothness(
-    choice: ModelChoice, loss: str, federated_data: FederatedData
-) -> Smoothness | None:
-    """L_i and mu_i of every client, or None where they are not known.
-
-    Args:
-        choice: the table ``[model]``.
-        loss: the name of the loss.
-        federated_data: the clients' rows.
-    """
-    if not has_constants(choice, loss):
-        return None
-    return _BY_LOSS[loss](federated_data, choice.l2, choice.model_dump()["intercept"])
-
-
-def has_constants(choice: ModelChoice, loss: str) -> bool:
-    """Whether theory has constants for a model and the loss of that name."""
-    one = choice.name in LINEAR and choice.ensemble is None
-    return one and loss in _BY_LOSS
 
 
 def asks_for_constants(config: "Config") -> bool:
@@ -71,7 +43,7 @@ def require_known(known: Smoothness | None, where: str) -> Smoothness:
     if known is None:
         raise ConfigError(
             f"{where}: needs constants L_i, which theory has for the models "
-            f"{' and '.join(LINEAR)} with the losses {', '.join(_BY_LOSS)} only"
+            f"{' and '.join(LINEAR)} with the losses {', '.join(CONSTANTS)} only"
         )
     return known
 

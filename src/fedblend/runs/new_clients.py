@@ -29,7 +29,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.config.config import Config
-from fedblend.config.theory_rates import smoothness
+from fedblend.config.tables.model import smoothness
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.federated import FederatedData
 from fedblend.errors import RunError

@@ -14,9 +14,8 @@ import jax
 import numpy as np
 
 from fedblend.config.config import Config
-from fedblend.config.tables.algorithm import name_parts
 from fedblend.config.tables.measure import measures_of
-from fedblend.config.tables.model import loss_name, losses_of, model_of
+from fedblend.config.tables.model import loss_name, losses_of, model_of, name_parts
 from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import by_key

@@ -18,8 +18,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.config.build import Built
 from fedblend.config.config import Config
-from fedblend.config.tables.algorithm import name_parts
-from fedblend.config.tables.model import loss_name
+from fedblend.config.tables.model import loss_name, name_parts
 from fedblend.report import measures
 from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits

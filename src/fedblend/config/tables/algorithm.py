@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedblend import models, solvers
+from fedblend import solvers
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.compress.compressor import COMPRESSOR
 from fedblend.config.imports import imported, one_line_errors
@@ -52,9 +52,8 @@ from fedblend.config.tables.local_work import (
     OptimizerTable,
     with_work,
 )
-from fedblend.config.tables.model import LINEAR, some_inputs
+from fedblend.config.tables.model import LINEAR
 from fedblend.core import Algorithm, Loss
-from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError, SettingError, UserError
 from fedblend.mixing import MIXING, Apply
 from fedblend.registry import ALGORITHMS, FACTS, TRAINS, AlgorithmEntry, Builder
@@ -315,8 +314,6 @@ def _explain_errors(name: str, build: Builder) -> Builder:
 
 
 if TYPE_CHECKING:
-    from fedblend.config.config import Config
-
     AnyOptions = Options
 else:
     AnyOptions = one_of_or_imported(
@@ -390,32 +387,3 @@ def _required(entry: AlgorithmEntry) -> Iterator[str]:
         is_main_work = name == "work" and name not in entry.keys
         if parameter.default is parameter.empty and not (given or is_main_work):
             yield entry.keys.get(name, name)
-
-
-_OF_LINEAR = {"head": ["bias"], "body": ["weight"]}
-"""A linear model is a single layer: its head is the intercept."""
-
-
-def name_parts(config: "Config", model: models.Model, task: Task) -> "Config":
-    """The configuration with the names of parameters in place of a word like "head".
-
-    Raises:
-        ConfigError: the model has no such part.
-    """
-    options = config.algorithm
-    key = options.entry.keeps
-    word = key and getattr(options, key)
-    if not isinstance(word, str) or key is None:
-        return config
-    if config.model.name in LINEAR and word in _OF_LINEAR:
-        names = _OF_LINEAR[word]
-    else:
-        rows = some_inputs(task, config.run.precision)
-        try:
-            names = models.find_part(model, rows, word)
-        except SettingError as error:
-            can = word == "normalization" and hasattr(config.model, "norm")
-            more = "; model.norm = true adds layers of it" if can else ""
-            raise ConfigError(f"algorithm.{key}: {error.why}{more}") from None
-    changed = options.model_copy(update={key: names})
-    return config.model_copy(update={"algorithm": changed})

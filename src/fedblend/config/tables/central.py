@@ -32,7 +32,6 @@ from fedblend.config.table import (
     exactly_one,
     refuse_first,
 )
-from fedblend.errors import ConfigError
 from fedblend.core import Algorithm, Loss
 from fedblend.data.dataset import (
     DataError,
@@ -46,6 +45,7 @@ from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partition import as_arrays
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
+from fedblend.errors import ConfigError
 from fedblend.transforms.central_loss import of_parameters, on_rows
 
 _OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")

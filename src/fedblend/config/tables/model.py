@@ -30,11 +30,14 @@ from fedblend.config.tables.adapt import adapt_model
 from fedblend.config.tables.data import known_facts
 from fedblend.core import Loss
 from fedblend.data.dataset import DATASETS, Task
+from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError, InputError, SettingError
 from fedblend.mixing import Apply
 from fedblend.models import MODELS
 from fedblend.models.matmul_precision import Products
 from fedblend.models.model import in_unit
+from fedblend.theory import constants
+from fedblend.theory.constants import Smoothness
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
@@ -71,6 +74,14 @@ SEQUENCES = ("char_rnn", "transformer")
 """Models with scores at every place of a sequence."""
 OWN_LOSSES = {"dual_encoder": "hinge"}
 """Of models that have a loss of their own."""
+CONSTANTS = {
+    "logistic": constants.logistic,
+    "cross_entropy": constants.softmax,
+    "squared_error": constants.least_squares,
+}
+"""The constants of the clients' losses that theory knows, of linear models by loss."""
+_OF_LINEAR = {"head": ["bias"], "body": ["weight"]}
+"""A linear model is a single layer: its head is the intercept."""
 ENSEMBLE = 3
 """Models of an ensemble where an algorithm needs one: the number of FedEM's authors."""
 WITH_ADAPTERS = "mlp"
@@ -346,3 +357,49 @@ def _in_form(
     if outputs is None:
         raise ConfigError(f'model.ensemble: there is none of models with loss "{loss}"')
     return models.ensemble(model, number, outputs=outputs)
+
+
+def name_parts(config: "Config", model: models.Model, task: Task) -> "Config":
+    """The configuration with the names of parameters in place of a word like "head".
+
+    Raises:
+        ConfigError: the model has no such part.
+    """
+    options = config.algorithm
+    key = options.entry.keeps
+    word = key and getattr(options, key)
+    if not isinstance(word, str) or key is None:
+        return config
+    if config.model.name in LINEAR and word in _OF_LINEAR:
+        names = _OF_LINEAR[word]
+    else:
+        rows = some_inputs(task, config.run.precision)
+        try:
+            names = models.find_part(model, rows, word)
+        except SettingError as error:
+            can = word == "normalization" and hasattr(config.model, "norm")
+            more = "; model.norm = true adds layers of it" if can else ""
+            raise ConfigError(f"algorithm.{key}: {error.why}{more}") from None
+    changed = options.model_copy(update={key: names})
+    return config.model_copy(update={"algorithm": changed})
+
+
+def smoothness(
+    choice: ModelChoice, loss: str, federated_data: FederatedData
+) -> Smoothness | None:
+    """L_i and mu_i of every client, or None where they are not known.
+
+    Args:
+        choice: the table ``[model]``.
+        loss: the name of the loss.
+        federated_data: the clients' rows.
+    """
+    if not has_constants(choice, loss):
+        return None
+    return CONSTANTS[loss](federated_data, choice.l2, choice.model_dump()["intercept"])
+
+
+def has_constants(choice: ModelChoice, loss: str) -> bool:
+    """Whether theory has constants for a model and the loss of that name."""
+    one = choice.name in LINEAR and choice.ensemble is None
+    return one and loss in CONSTANTS

@@ -223,11 +223,9 @@ def method_for(found: Problem, config: Config, rates: Any = None) -> Method:
         rates: those of theory, if they are known.
     """
     models = stacked_models(found.personal, found.params, config.run.precision)
-    options: Any = config.algorithm
-    own = options.model_copy(update={"personal": _Given(models)})
-    config = config.model_copy(update={"algorithm": own})
-    clients = found.clients
-    return method(config, found.built.task, clients, clients, found.smoothness, rates)
+    clients, own = found.clients, {"algorithm.personal": given(models)}
+    known, task = found.smoothness, found.built.task
+    return method(config, task, clients, clients, known, rates, values=own)
 
 
 def run_of(found: Problem, config: Config, algorithm: Any, **options: Any) -> Run:
