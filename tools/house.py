@@ -266,9 +266,9 @@ def calls_of_auto() -> Calls:
     from fedblend.cli import main as fedblend
 
     with tempfile.TemporaryDirectory() as folder:
-        table, out = f"{folder}/hospitals.csv", ("--out", f"{folder}/out")
+        table, out = f"{folder}/heart.csv", ("--out", f"{folder}/out")
         fedblend(["data", "example", table])
-        columns = ("--client", "hospital", "--target", "outcome")
+        columns = ("--client", "center", "--target", "disease")
         return calls_of_command("auto", table, *columns, "--minutes", "0.5", *out)
 
 

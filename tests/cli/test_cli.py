@@ -339,7 +339,7 @@ def test_help_does_not_load_jax():
 
 
 def test_an_interrupt_that_is_swallowed_comes_again():
-    with run.lasting_interrupt() as stop:
+    with screen.lasting_interrupt() as stop:
         stop()
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings of rates, and of LoCoDL's ``moved``, that may diverge."""
+"""Warnings of rates that may diverge."""
 
 import pytest
 

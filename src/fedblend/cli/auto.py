@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.run import lasting_interrupt
 from fedblend.cli.screen import option
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def auto(
     place = out or Path("runs") / (table.stem or "auto")
     with (
         screen.interruptible("interrupted; the same command continues"),
-        lasting_interrupt() as stop,
+        screen.lasting_interrupt() as stop,
     ):
         found = compared(
             table,

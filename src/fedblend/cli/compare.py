@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.run import lasting_interrupt
 from fedblend.cli.screen import Settings, option
 
 if TYPE_CHECKING:
@@ -82,16 +81,7 @@ def compare(
     screen.compile_cache()
     from fedblend.runs.compare import compare as run_all
 
-    with (
-        screen.interruptible("interrupted; the same command with --resume continues"),
-        lasting_interrupt() as stop,
-        progress() as report,
-    ):
-
-        def on_step(name: str, step: "Step") -> None:
-            stop()
-            report(name, step)
-
+    with watch_steps() as on_step:
         made = run_all(
             entries,
             out,
@@ -142,7 +132,23 @@ MOST_SHOWN = 8
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, "Step"], None]]:
+def watch_steps() -> Iterator[Callable[[str, "Step"], None]]:
+    """What every step of the runs inside is told: progress, and to stop at Ctrl-C."""
+    with (
+        screen.interruptible("interrupted; the same command with --resume continues"),
+        screen.lasting_interrupt() as stop,
+        _progress() as report,
+    ):
+
+        def on_step(name: str, step: "Step") -> None:
+            stop()
+            report(name, step)
+
+        yield on_step
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, "Step"], None]]:
     """One bar for the stage at work; nothing without a terminal."""
     console = screen.console(stderr=True)
     if not console.is_terminal:

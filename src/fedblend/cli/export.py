@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import option
+from fedblend.cli.screen import Imports, SavedRun, Seed, option
 
 
 def export(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
-    ],
+    folder: SavedRun,
     client: Annotated[
         list[str] | None,
         option("A client, by id or name; may be given several times.", "ID"),
@@ -26,12 +24,8 @@ def export(
     to: Annotated[
         str, option("safetensors, npz, onnx, torch or peft.", "FORMAT")
     ] = "safetensors",
-    seed: Annotated[
-        int | None, option("Which seed of the run; default: the first.", "N")
-    ] = None,
-    imports: Annotated[
-        bool, typer.Option("--imports", help="Import the code that the run names.")
-    ] = False,
+    seed: Seed = None,
+    imports: Imports = False,
     out: Annotated[
         Path | None, option("Folder of the files; default: RUN/exports.", "FOLDER")
     ] = None,

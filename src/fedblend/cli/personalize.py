@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import Format, OutputFormat, option
+from fedblend.cli.screen import Format, Imports, OutputFormat, SavedRun, Seed, option
 
 if TYPE_CHECKING:
     from fedblend.runs.personalize import ClientGain
 
 
 def personalize(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
-    ],
+    run: SavedRun,
     data: Annotated[
         Path,
         option("Rows of the new clients: .csv, .parquet, .npz or a folder.", "FILE"),
@@ -37,16 +35,12 @@ def personalize(
     client: Annotated[
         str | None, option("Column or array that names the client.", "NAME")
     ] = None,
-    seed: Annotated[
-        int | None, option("Which seed of the run; default: the first.", "N")
-    ] = None,
+    seed: Seed = None,
     out: Annotated[
         Path,
         option("File of the model; each of several clients adds its name.", "FILE"),
     ] = Path("personal.safetensors"),
-    imports: Annotated[
-        bool, typer.Option("--imports", help="Import the code that the run names.")
-    ] = False,
+    imports: Imports = False,
     format: OutputFormat = Format.table,
 ) -> None:
     """Give each new client a model, from the shared model of a run.

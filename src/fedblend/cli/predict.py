@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import option
+from fedblend.cli.screen import Seed, option
 
 
 def predict(
@@ -29,9 +29,7 @@ def predict(
     shared: Annotated[
         bool, typer.Option("--shared", help="Predict all rows by the shared model.")
     ] = False,
-    seed: Annotated[
-        int | None, option("Which seed of the run; default: the first.", "N")
-    ] = None,
+    seed: Seed = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="A column for each class, too.")
     ] = False,

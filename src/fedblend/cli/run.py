@@ -5,8 +5,6 @@
 import contextlib
 import re
 import shlex
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,7 +110,7 @@ def _run(
     same = f"--out {shlex.quote(str(out))} --resume"
     with (
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
-        lasting_interrupt() as stop,
+        screen.lasting_interrupt() as stop,
         live_page(out, config.name) if live else contextlib.nullcontext(),
         tracked(out, config, track) as note_rows,
         progress(config) as report,
@@ -249,34 +247,6 @@ def joined_seeds(arguments: list[str]) -> list[str]:
         numbers = begins or (numbers and joined[-1] == "--seed")
         joined.append(word)
     return joined
-
-
-@contextlib.contextmanager
-def lasting_interrupt() -> Iterator[Callable[[], None]]:
-    """Remember a Ctrl-C that falls into a callback of JAX, where it would be lost.
-
-    Yields a function, to be called after every block, that raises it again.
-    """
-    seen = False
-
-    def interrupt(number: int, frame: Any) -> None:
-        nonlocal seen
-        seen = True
-        signal.default_int_handler(number, frame)
-
-    def stop() -> None:
-        if seen:
-            raise KeyboardInterrupt
-
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not usual or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ Results go to stdout, everything else to stderr.
 """
 
 import contextlib
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +38,13 @@ ConfigFile = Annotated[Path, typer.Argument(help="The TOML file of the run.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
+]
+SavedRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
+]
+Seed = Annotated[int | None, option("Which seed of the run; default: the first.", "N")]
+Imports = Annotated[
+    bool, typer.Option("--imports", help="Import the code that the run names.")
 ]
 OutputFormat = Annotated[Format, option("json prints JSON and no table.")]
 
@@ -102,6 +111,34 @@ def interruptible(text: str = "interrupted") -> Iterator[None]:
     except KeyboardInterrupt:
         note(text)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def lasting_interrupt() -> Iterator[Callable[[], None]]:
+    """Remember a Ctrl-C that falls into a callback of JAX, where it would be lost.
+
+    Yields a function, to be called after every block, that raises it again.
+    """
+    seen = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal seen
+        seen = True
+        signal.default_int_handler(number, frame)
+
+    def stop() -> None:
+        if seen:
+            raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

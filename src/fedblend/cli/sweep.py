@@ -3,7 +3,7 @@
 """``fedblend sweep``: a configuration at every point of a grid."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,14 +14,10 @@ from fedblend.cli.compare import (
     Resume,
     TableOption,
     Target,
-    progress,
     show,
+    watch_steps,
 )
-from fedblend.cli.run import lasting_interrupt
 from fedblend.cli.screen import ConfigFile, Settings, option
-
-if TYPE_CHECKING:
-    from fedblend.runs.run import Step
 
 
 def sweep(
@@ -58,16 +54,7 @@ def sweep(
     screen.compile_cache()
     from fedblend.runs.compare import sweep as run_all
 
-    with (
-        screen.interruptible("interrupted; the same command with --resume continues"),
-        lasting_interrupt() as stop,
-        progress() as report,
-    ):
-
-        def on_step(name: str, step: "Step") -> None:
-            stop()
-            report(name, step)
-
+    with watch_steps() as on_step:
         made = run_all(
             file,
             over,

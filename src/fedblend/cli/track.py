@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import option
+from fedblend.cli.screen import Imports, option
 
 
 def track(
@@ -17,9 +17,7 @@ def track(
         list[str],
         option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
     ],
-    imports: Annotated[
-        bool, typer.Option("--imports", help="Import the code that the run names.")
-    ] = False,
+    imports: Imports = False,
 ) -> None:
     """Write the records of a run for a tracker; fedblend run --track does it live.
 
