@@ -35,13 +35,13 @@ from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.errors import ConfigError
 from fedblend.metrics import main_first
-from fedblend.models import Model
 from fedblend.simulation.result import Budget
 from fedblend.theory.constants import Smoothness
 from fedblend_federation import raw_tables
 
 if TYPE_CHECKING:
     from fedblend.config.tables.privacy import ProtectRows
+    from fedblend.models import Model
 
 SPLITS = ("train", "validation", "test")
 
@@ -137,7 +137,7 @@ class Contract:
         return loss_name(self.config, self.task)
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The model."""
         return model_of(self.config, self.task, self.loss)
 

@@ -30,6 +30,7 @@ from fedblend.core import PyTree, Ragged, has_ragged, static_bits
 from fedblend.errors import SettingError, UserError
 from fedblend.runs.plan.problem import Problem, stacked_models, start_run
 from fedblend.simulation.run import Run
+from fedblend.solvers import given
 from fedblend.theory import bounds, local_training
 from fedblend.theory.bounds import Bound
 from fedblend.theory.constants import MixtureConstants
