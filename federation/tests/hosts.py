@@ -60,7 +60,7 @@ class Hosts:
 
     def fedblend(self, host: str, *words: object) -> list[str]:
         """``fedblend federation ...`` on one of the hosts."""
-        program = [sys.executable, "-m", "fedblend.cli", "federation"]
+        program = [sys.executable, "-m", "fedblend", "federation"]
         return self.inside(host, [*program, *words])
 
     def cut_off(self, name: str, is_cut: bool = True) -> None:

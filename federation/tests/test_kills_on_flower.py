@@ -108,7 +108,7 @@ class Federation:
         with open(out, "ab") as words:
             self.services.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "fedblend.cli", "federation", role, path],
+                    [sys.executable, "-m", "fedblend", "federation", role, path],
                     stdout=words,
                     stderr=words,
                     stdin=subprocess.DEVNULL,
@@ -119,7 +119,7 @@ class Federation:
     def command(self, *words: object) -> str:
         """What ``fedblend federation ...`` prints on the server's machine."""
         settings = self.folder / "server" / "server.toml"
-        program = [sys.executable, "-m", "fedblend.cli", "federation"]
+        program = [sys.executable, "-m", "fedblend", "federation"]
         command = [*program, *map(str, words), "--server", str(settings)]
         return subprocess.run(
             command, check=True, capture_output=True, text=True

@@ -70,7 +70,7 @@ class NewUser:
         """Run a command of fedblend; paths of the server are below its folder."""
         root = str(self.machine("server"))
         words = tuple(re.sub(f"^{HOME}", root + HOME, word) for word in words)
-        program = [sys.executable, "-m", "fedblend.cli"]
+        program = [sys.executable, "-m", "fedblend"]
         return self._run([*program, *words], cwd, dict(os.environ))
 
     def _install(self, name: str, words: list[str]) -> subprocess.CompletedProcess:

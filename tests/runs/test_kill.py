@@ -28,7 +28,7 @@ def command(config, out, compiled):
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "fedblend.cli", *words],
+        [sys.executable, "-m", "fedblend", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | cache,

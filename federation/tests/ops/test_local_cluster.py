@@ -196,7 +196,7 @@ def test_the_demonstration_can_be_interrupted(tmp_path, sign):
             [
                 sys.executable,
                 "-m",
-                "fedblend.cli",
+                "fedblend",
                 "federation",
                 "demo",
                 "--out",

@@ -159,13 +159,13 @@ def _words(options: Mapping[str, object]) -> list[str]:
 
 def node_command(path: Path) -> list[str]:
     """The process of the node whose node.toml this is: carrier, rows and state."""
-    node = [sys.executable, "-m", "fedblend.cli", "federation", "node", str(path)]
+    node = [sys.executable, "-m", "fedblend", "federation", "node", str(path)]
     return [*node, "--once"]
 
 
 def worker_command(path: Path) -> list[str]:
     """The worker of the node whose node.toml this is."""
-    return [sys.executable, "-m", "fedblend.cli", "federation", "worker", str(path)]
+    return [sys.executable, "-m", "fedblend", "federation", "worker", str(path)]
 
 
 def free_port() -> int:

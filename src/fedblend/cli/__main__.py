@@ -1,7 +1,0 @@
-# Copyright The fedblend authors
-# SPDX-License-Identifier: Apache-2.0
-"""``python -m fedblend.cli``."""
-
-from fedblend.cli import entry
-
-entry()
