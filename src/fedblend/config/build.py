@@ -113,6 +113,8 @@ class Built(NamedTuple):
     task: Task
     federations: Sequence[FederatedData]
     """The same clients with the split of each seed, or of all of them."""
+    constants: Sequence[Smoothness | None] = (None,)
+    """Those of f_i in each split, where the algorithm asks for them."""
     unseen: Sequence[FederatedData] = ()
     """Clients that take no part in the training, in the same splits."""
     by_split: BySplit | None = None
@@ -162,7 +164,8 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     method_with = partial(
         method, config, task, clients, complete_strata(drawn, clients)[1]
     )
-    known, name = [None], loss_name(config, task)
+    name = loss_name(config, task)
+    known: list[Smoothness | None] = [None]
     if asks_for_constants(config):
         known = [smoothness(config.model, name, one) for one in federations]
     shapes = jax.eval_shape(model_of(config, task, name).init, jax.random.key(0))
@@ -210,6 +213,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
         ),
         task=task,
         federations=federations,
+        constants=known,
         unseen=unseen,
         by_split=by_split,
         server=server,

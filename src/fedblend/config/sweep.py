@@ -23,11 +23,9 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.build import Built, BySplit, by_replica, method, stack_constants
 from fedblend.config.config import Config, check
-from fedblend.config.tables.model import loss_name, smoothness
 from fedblend.config.theory_rates import rates
 from fedblend.errors import ConfigError, shown
 from fedblend.simulation.sampling import as_cohort, complete_strata
-from fedblend.theory.constants import Smoothness
 
 MOST_POINTS = 1000
 """Points of a grid."""
@@ -201,12 +199,12 @@ def join_points(points: Sequence[Point], built: Built) -> BySplit:
             for key in swept
         }
     }
-    known = _constants(config, built)
+    known = built.constants
     for name, each in stack_constants(known).items():
         over[name] = np.tile(each, (len(points), 1))
     if config.algorithm.rate == "theory" and "algorithm.rate" not in swept:
         dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
-        own = known if len(known) > 1 else known * seeds
+        own = known if len(known) > 1 else [known[0]] * seeds
         over["rates"] = np.array(
             [rates(one.config, of, dim) for one in points for of in own]
         )
@@ -215,11 +213,3 @@ def join_points(points: Sequence[Point], built: Built) -> BySplit:
     cohort = complete_strata(asked, clients)[1]
     method_with = partial(method, config, built.task, clients, cohort)
     return by_replica(method_with, known[0], over)
-
-
-def _constants(config: Config, built: Built) -> list[Smoothness | None]:
-    """The constants of f_i in each split, where the algorithm asks for them."""
-    if "smooth" not in config.algorithm.entry.parameters:
-        return [None]
-    name = loss_name(config, built.task)
-    return [smoothness(config.model, name, one) for one in built.federations]
