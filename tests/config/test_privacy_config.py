@@ -101,16 +101,11 @@ def test_several_seeds_cost_more_together(configured):
     assert f"of all 3 seeds together, {once:.4g} of each" in found["sentence"]
 
 
-def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
-    config = configured(
-        {"tree": 2},
-        run={"epoch": 2, "seed": [0, 1]},
-        measure={"metrics": ["loss"], "splits": ["test"]},
-    )
-    summary = run_config(config, tmp_path / "out")
+def test_a_tree_over_clients_that_are_dealt(configured):
+    config = configured({"tree": 2}, run={"epoch": 2, "seed": [0, 1]})
     counted: dict[str, Any] = dict(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
     once, both = spent_by_tree(**counted), spent_by_tree(**counted, runs=2)
-    found = summary["privacy"]
+    found = promised(config)
     assert found["epsilon"] == both.epsilon
     assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
     assert build(config).algorithm.start.__module__.endswith("_correlated_noise")
@@ -138,18 +133,13 @@ def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, comp
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
 
 
-def test_buffers_for_clients_that_take_turns(configured, tmp_path, compiled):
+def test_buffers_for_clients_that_take_turns(configured):
     """The noise is optimal for the run, and epsilon is that of the same strategy."""
-    config = configured(
-        {"buffers": 3},
-        run={"separation": 2, "seed": [0, 1]},
-        measure={"metrics": ["loss"], "splits": ["test"]},
-    )
-    summary = run_config(config, tmp_path / "out")
+    config = configured({"buffers": 3}, run={"separation": 2, "seed": [0, 1]})
     strategy = optimal(rounds=4, separation=2)
     counted: dict[str, Any] = dict(noise=2.0, rounds=4, delta=1e-3, separation=2)
     both = spent_by_blt(**counted, strategy=strategy, runs=2)
-    assert summary["privacy"]["epsilon"] == both.epsilon
+    assert promised(config)["epsilon"] == both.epsilon
     assert strategy.decays
     spec = build(config).spec
     assert spec.cohort.separation == 2  # pyright: ignore
@@ -192,18 +182,14 @@ def test_trees_for_clients_that_take_turns(configured):
     assert alone == promised(configured(run={"epoch": 2}))
 
 
-def test_poisson_sampling_counts_clients_that_are_added(configured, tmp_path, compiled):
-    config = configured(
-        {"adjacency": "add_or_remove"},
-        run={"sampling": "poisson"},
-        measure={"metrics": ["loss"], "splits": ["test"]},
-    )
-    summary = run_config(config, tmp_path / "out")
+def test_poisson_sampling_counts_clients_that_are_added(configured):
+    config = configured({"adjacency": "add_or_remove"}, run={"sampling": "poisson"})
+    promise = promised(config)
     run: dict[str, Any] = {"noise": 2.0, "cohort": 3, "clients": 6, "rounds": 4}
     how: dict[str, Any] = {"adjacency": "add_or_remove", "sampling": "poisson"}
     found = spent(**run, **how, delta=1e-3)
-    assert summary["privacy"]["epsilon"] == found.epsilon
-    assert "(add or remove)" in summary["privacy"]["sentence"]
+    assert promise["epsilon"] == found.epsilon
+    assert "(add or remove)" in promise["sentence"]
     fixed = spent(**run, delta=1e-3, adjacency="zero_out").epsilon or 0
     assert 1.8 * (found.epsilon or 0) < fixed
 
