@@ -22,7 +22,7 @@ from fedblend.checks import POSITIVE
 from fedblend.core import Down, Key, Loss, PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.losses import objective
-from fedblend.simulation.compile import Program
+from fedblend.simulation.compile import ReplicaProgram
 from fedblend.simulation.evaluate import personal
 from fedblend.simulation.rounds import Members, Settings, shard_of
 from fedblend.simulation.run import Run
@@ -87,7 +87,7 @@ def certificates(
     engine, clients = run._engine, run._clients
     states, members, examples, _ = clients.measured(np.arange(clients.number))
     axes = (0, 1, None, engine.placed)
-    program = Program("objective", partial(objective_of_all, loss), axes, 0)
+    program = ReplicaProgram("objective", partial(objective_of_all, loss), axes, 0)
     found = engine.programs.call(
         program, (run.down, states, examples["train"], members)
     )

@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     """On the device, where nothing has to be waited for."""
 
 
-class Clients:
+class CohortLoader:
     """Rows, weights and states of all clients.
 
     Args:
@@ -98,7 +98,7 @@ class Clients:
             if not self.store.eager:
                 self._enrolls = min(self._enrolls, self._room)
 
-    def of_replicas(self, places: slice | int) -> "Clients":
+    def of_replicas(self, places: slice | int) -> "CohortLoader":
         """The same clients, of whom only some replicas are seen."""
         found = copy.copy(self)
         found._places = places

@@ -23,7 +23,7 @@ from fedblend.simulation.lowering import lower
 from fedblend.simulation.rounds import Settings
 
 
-class Spread(NamedTuple):
+class ClientAxes(NamedTuple):
     """The axes of clients of arguments and results, in one replica, or None.
 
     ``stay`` is the place of the result that is left on the devices where it lies.
@@ -34,7 +34,7 @@ class Spread(NamedTuple):
     stay: int | None = None
 
 
-class Program(NamedTuple):
+class ReplicaProgram(NamedTuple):
     """``function(settings, hyper, key, *arguments)`` of one replica, to be compiled.
 
     ``axes`` and ``out_axes`` are the axes of replicas; it is computed on one device
@@ -46,7 +46,7 @@ class Program(NamedTuple):
     axes: tuple[Any, ...]
     out_axes: Any
     donate: tuple[int, ...] = ()
-    spread: Spread | None = None
+    spread: ClientAxes | None = None
 
 
 class Programs:
@@ -85,7 +85,7 @@ class Programs:
         """Seconds, during which compiling does not count."""
         return time.perf_counter() - self.compile_seconds
 
-    def call(self, program: Program, arguments: Sequence[Any]) -> Any:
+    def call(self, program: ReplicaProgram, arguments: Sequence[Any]) -> Any:
         """The result of a program: compiled at its first call, unless begun before."""
         arguments, lie = self._arguments(program, arguments)
         name, spread = program.name, program.spread
@@ -106,14 +106,16 @@ class Programs:
             for place, one in enumerate(found)
         )
 
-    def begin(self, program: Program, arguments: Sequence[Any]) -> None:
+    def begin(self, program: ReplicaProgram, arguments: Sequence[Any]) -> None:
         """Begin to compile a program, for arguments of which some are only shapes."""
         begun = time.perf_counter()
         compile = self._compile(program, *self._arguments(program, arguments))
         self._ahead[program.name] = self._compiler.submit(compile)
         self.compile_seconds += time.perf_counter() - begun
 
-    def _arguments(self, program: Program, arguments: Sequence[Any]) -> tuple[Any, Any]:
+    def _arguments(
+        self, program: ReplicaProgram, arguments: Sequence[Any]
+    ) -> tuple[Any, Any]:
         """All arguments on their devices, and where these are."""
         arguments = (*self._fixed, *arguments)
         if program.spread is None:
@@ -123,7 +125,7 @@ class Programs:
         return tuple(map(self._place, arguments, lie)), lie
 
     def _compile(
-        self, program: Program, arguments: Sequence[Any], lie: Any
+        self, program: ReplicaProgram, arguments: Sequence[Any], lie: Any
     ) -> Callable[[], Any]:
         """What compiles a program in any thread: settings of JAX belong to this one."""
         _, function, axes, out_axes, donate, spread = program
@@ -172,7 +174,7 @@ class Programs:
         function: Callable[..., Any],
         lie: Any,
         out_axes: Any,
-        spread: Spread,
+        spread: ClientAxes,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The function on all devices of the mesh, each with its part of arguments.
 

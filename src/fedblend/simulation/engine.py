@@ -23,7 +23,7 @@ from fedblend.core import Down, Info, Key, PyTree, Sender, Shard
 from fedblend.errors import SettingError
 from fedblend.simulation import devices, evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
-from fedblend.simulation.compile import Program, Programs, Spread
+from fedblend.simulation.compile import ClientAxes, Programs, ReplicaProgram
 from fedblend.simulation.devices import Cut
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.host import Watch, Worker
@@ -220,8 +220,8 @@ class Engine:
         """
         arguments = (self.initial.params, train, members, self._turns(cut))
         axes = (self.inits, None, self.placed, None)
-        spread = Spread((None, None, 0, 0), (None, 0), stay=1)
-        program = Program("enroll", rounds.enroll, axes, (0, 1), spread=spread)
+        spread = ClientAxes((None, None, 0, 0), (None, 0), stay=1)
+        program = ReplicaProgram("enroll", rounds.enroll, axes, (0, 1), spread=spread)
         return self.programs.call(program, arguments)
 
     def start(self, joined: RunningSum) -> tuple[PyTree, PyTree]:
@@ -233,7 +233,7 @@ class Engine:
 
         arguments = (self.initial.params, joined, self.central)
         return self.programs.call(
-            Program("start", begin, (self.inits, 0, None), 0), arguments
+            ReplicaProgram("start", begin, (self.inits, 0, None), 0), arguments
         )
 
     def block(
@@ -263,12 +263,16 @@ class Engine:
 
     def _block(
         self, shapes: Shapes, states: PyTree, plan: Members, train: PyTree, cut: Cut
-    ) -> tuple[Program, tuple[Any, ...]]:
+    ) -> tuple[ReplicaProgram, tuple[Any, ...]]:
         """The program of a block, and its arguments between carry and bounds."""
         axes = (0, 1, None, None, self.keys, None, None, None)
-        spread = Spread((None, 0, None, None, 1, 0, None, None), (None, 0, 1), stay=1)
+        spread = ClientAxes(
+            (None, 0, None, None, 1, 0, None, None), (None, 0, 1), stay=1
+        )
         block = partial(rounds.block, shapes)
-        program = Program("block", block, axes, (0, 1, 0), donate=(3,), spread=spread)
+        program = ReplicaProgram(
+            "block", block, axes, (0, 1, 0), donate=(3,), spread=spread
+        )
         turns = self._turns(cut, together=bool(jax.tree.leaves(states)))
         return program, (states, train, self.central, plan, turns)
 
@@ -288,12 +292,14 @@ class Engine:
         arguments = (down, states, examples, members, places)
         placed = dict.fromkeys(places, (self.places, None))
         axes = (0, 1, None, self.placed if members else None, placed)
-        return self.programs.call(Program("measure", asked.measure, axes, 0), arguments)
+        return self.programs.call(
+            ReplicaProgram("measure", asked.measure, axes, 0), arguments
+        )
 
     def personal(self, down: Down, state: PyTree, shard: Shard) -> PyTree:
         """The model of one client."""
         placed: Any = Shard(None, self.places, None, None, shard.capacity)  # type: ignore
-        program = Program("personal", evaluate.personal, (0, 0, placed), 0)
+        program = ReplicaProgram("personal", evaluate.personal, (0, 0, placed), 0)
         return self.programs.call(program, (down, state, shard))
 
     def info(self, states: PyTree) -> Info:

@@ -19,7 +19,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import Key, PyTree
 from fedblend.simulation import devices
-from fedblend.simulation.cohort_loader import Clients, Plan
+from fedblend.simulation.cohort_loader import CohortLoader, Plan
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.host import Worker
@@ -30,7 +30,7 @@ AHEAD_SECONDS = 2.0
 """The longest block after which the next one is begun before anybody asks for it."""
 
 
-class Entry(NamedTuple):
+class BlockLog(NamedTuple):
     """A part of a block: its cohorts, [keys, rounds, ...], and what they did."""
 
     ids: np.ndarray
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
     after: int
     carry: Any
-    entry: Entry
+    entry: BlockLog
     begun: "Begun | None" = None
 
     @property
@@ -81,7 +81,11 @@ class Pipeline:
     """The blocks of a run, one after the other."""
 
     def __init__(
-        self, engine: Engine, clients: Clients, cohorts: Cohorts, evaluation: Evaluation
+        self,
+        engine: Engine,
+        clients: CohortLoader,
+        cohorts: Cohorts,
+        evaluation: Evaluation,
     ):
         self._engine, self._clients, self._cohorts = engine, clients, cohorts
         self._evaluation, self._measuring = evaluation, (None, None)
@@ -92,7 +96,7 @@ class Pipeline:
 
     def advance(
         self, carry: Any, first: int, last: int, until: int
-    ) -> tuple[Any, list[Entry], float | None]:
+    ) -> tuple[Any, list[BlockLog], float | None]:
         """Rounds ``first`` to ``last``; ``until`` is where the next block will end.
 
         ``carry`` is (down, server). Also returns how long the block took, if it was
@@ -167,7 +171,7 @@ class Pipeline:
             clients.shapes, carry, states, members, train, clients.cut, first, after
         )
         clients.store.save(plan.ids, states)
-        entry = Entry(clients.cut.arrange(plan.ids, 0), log, after - first)
+        entry = BlockLog(clients.cut.arrange(plan.ids, 0), log, after - first)
         return Part(after, carry, entry)
 
     def begin_compiling(self) -> None:
@@ -219,7 +223,7 @@ def _time_of(computed: PyTree) -> float:
 
 
 def measure_clients(
-    engine: Engine, clients: Clients, asked: Evaluation, down: Any
+    engine: Engine, clients: CohortLoader, asked: Evaluation, down: Any
 ) -> PyTree:
     """What ``Evaluation.measure`` finds of all clients, group by group if need be."""
     if asked.by_rows:

@@ -21,7 +21,7 @@ from fedblend.stats.gains import Evidence, Measured, harms
 Entry = TypeVar("Entry")
 
 
-class Named(dict[str, Entry], Generic[Entry]):
+class AttributeDict(dict[str, Entry], Generic[Entry]):
     """A mapping whose entries are attributes as well."""
 
     def __getattr__(self, name: str) -> Entry:
@@ -32,11 +32,11 @@ class Named(dict[str, Entry], Generic[Entry]):
         return self[name]
 
 
-class Metrics(Named[Spread]):
+class Metrics(AttributeDict[Spread]):
     """The metrics of a model: ``metrics.accuracy`` or ``metrics["recall@5"]``."""
 
 
-class Models(Named[Metrics]):
+class Models(AttributeDict[Metrics]):
     """What clients deploy, the shared model, and training alone."""
 
     personal: Metrics
@@ -44,7 +44,7 @@ class Models(Named[Metrics]):
     local: Metrics
 
 
-class Measures(Named[Models]):
+class Measures(AttributeDict[Models]):
     """What was measured over clients: ``measures.test.personal.accuracy.mean``."""
 
     train: Models

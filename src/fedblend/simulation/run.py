@@ -16,11 +16,11 @@ from fedblend import trees
 from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.simulation import devices
-from fedblend.simulation.cohort_loader import Clients
+from fedblend.simulation.cohort_loader import CohortLoader
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation, with_local
-from fedblend.simulation.pipeline import Entry, Pipeline
+from fedblend.simulation.pipeline import BlockLog, Pipeline
 from fedblend.simulation.result import (
     Bits,
     Budget,
@@ -59,7 +59,7 @@ class Run(Results):
         self,
         engine: Engine,
         federated_data: FederatedData,
-        clients: Clients,
+        clients: CohortLoader,
         cohorts: Cohorts,
         evaluation: Evaluation,
         rounds: int,
@@ -386,7 +386,7 @@ class Run(Results):
         self.measure_seconds += self._engine.programs.clock() - begun
 
     def _record(
-        self, rounds: int, seconds: float, entries: Sequence[Entry] = ()
+        self, rounds: int, seconds: float, entries: Sequence[BlockLog] = ()
     ) -> None:
         """Measure, and add the record of a block of so many rounds."""
         self._measure()

@@ -23,7 +23,7 @@ from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators, devices, sampling
 from fedblend.simulation.aggregators import Reduction
-from fedblend.simulation.cohort_loader import Clients
+from fedblend.simulation.cohort_loader import CohortLoader
 from fedblend.simulation.engine import Engine, Initial
 from fedblend.simulation.evaluate import Evaluation, one_for_all
 from fedblend.simulation.rounds import Settings
@@ -217,7 +217,7 @@ def set_up(spec: RunSpec) -> Run:
         one_for_all=rows.kind == "device"
         and one_for_all(build(trees.take(spec.over, 0))),
     )
-    clients = Clients(
+    clients = CohortLoader(
         engine,
         rows,
         used,
