@@ -19,11 +19,9 @@ from fedblend_federation.client.node import node_of
 from fedblend_federation.ops.settings import NodeSettings, load_as
 
 CLIENTS, ROWS = 3, (40, 25, 33)
-OPEN = '[accept]\nalgorithms = "any"\nupload = true\nconstants = true\n'
+OPEN = '[accept]\nalgorithms = "any"\ndiscloses = ["upload", "constants"]\n'
 FEW = {
-    "accept": dict.fromkeys(
-        ("min_rows", "min_part_rows", "min_batch_rows", "min_round_rows"), 0
-    ),
+    "accept": dict.fromkeys(("min_rows", "min_batch_rows", "min_round_rows"), 0),
     "rows": {"split": "any", "batches": "shared"},
     "protect": {"rows": {"noise": 0.0}},
 }

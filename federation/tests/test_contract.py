@@ -31,7 +31,8 @@ from loopback import LoopbackTransport
 
 SILENT = '[accept]\nalgorithms = "any"\n{more}[metrics]\nnames = []\n'
 TELLS, KEEPS, SELECTS = (
-    SILENT.format(more=more) for more in ("constants = true\n", "", "select = true\n")
+    SILENT.format(more=more)
+    for more in ('discloses = ["constants"]\n', "", 'discloses = ["select"]\n')
 )
 
 
@@ -211,7 +212,7 @@ def _used(path: Path) -> int:
 def test_which_rows_are_used_is_sent_only_where_the_policy_allows_it(tmp_path):
     write_movies(tmp_path)
     run = experiment(tmp_path / "run", ON_NODES.replace("60.0", "0.3") + MOVIES_METHOD)
-    with pytest.raises(RunError, match=r"accept\.select: select is a table"):
+    with pytest.raises(RunError, match=r"accept.discloses: select is a table"):
         run_server(run, LoopbackTransport(nodes(tmp_path, tmp_path, TELLS)), poll=0.0)
 
 

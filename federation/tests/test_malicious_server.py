@@ -31,12 +31,15 @@ from malicious import (
 
 from fedblend.theory.privacy import gaussian_epsilon
 from fedblend_federation import message as messages
+from fedblend_federation.client import state as states
 from fedblend_federation.client.ledger import FILE, read_ledger
 from fedblend_federation.client.node import node_of
 from fedblend_federation.message import ENROLLED, Message
 from fedblend_federation.ops.audit import verify
 from fedblend_federation.ops.demo import POLICY
 from fedblend_federation.policy import admit
+from fedblend_federation.policy import policy as policies
+from fedblend_federation.policy import rows as policy_rows
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
@@ -44,7 +47,6 @@ SGD = {"solver": "sgd", "rate": 0.1, "steps": 5, "batch_size": 8}
 UNFIT = "data: the rows are not as the configuration says"
 OLD = """
 [accept]
-min_part_rows = 0
 min_batch_rows = 0
 min_round_rows = 0
 [rows]
@@ -54,7 +56,6 @@ labels = "any"
 batches = "shared"
 [metrics]
 bound = 1e30
-per_experiment = 1000000
 [protect.rows]
 noise = 0.0
 """
@@ -107,38 +108,41 @@ REFUSED = {
     "another kind": ({"data": {"kind": "binary"}}, UNFIT),
     "gradients": (algorithm(name="scaffold"), "accept.algorithms"),
     "losses": (algorithm(name="agnostic", q_rate=0.1), "accept.algorithms"),
-    "endless steps": (algorithm(steps=20_000_000), "limits.steps"),
-    "endless epochs": (algorithm(steps=None, epochs=10**9), "limits.steps"),
+    "endless steps": (algorithm(steps=20_000_000), "limits: algorithm"),
+    "endless epochs": (algorithm(steps=None, epochs=10**9), "limits: algorithm"),
     "endless turns": (
         algorithm(name="flix_local_steps", alpha=0.5, personal=sgd(turns=10**9)),
-        "limits.steps",
+        "limits: algorithm",
     ),
     "an endless solver": (
         algorithm(name="flix_local_steps", alpha=0.5, personal=SGD | {"turns": 10**9}),
-        "limits.steps",
+        "limits: algorithm",
     ),
     "a grid of losses": (algorithm(name="mapper", grid=10), "protect.rows"),
-    "a huge batch": (algorithm(batch_size=10**9), "limits.batch_rows"),
+    "a huge batch": (algorithm(batch_size=10**9), "limits.memory_gb"),
     "endless rounds": ({"run": {"rounds": 10**9}}, "accept.max_rounds"),
     "endless training alone": ({"measure": {"local": 10**9}}, "accept.max_rounds"),
     "a huge model": (
         {"model": {"name": "mlp", "hidden": [10**6, 10**6]}},
-        "limits.parameters",
+        "limits.memory_gb",
     ),
-    "a deep model": ({"model": {"name": "mlp", "hidden": [1] * 3000}}, "limits.layers"),
+    "a deep model": (
+        {"model": {"name": "mlp", "hidden": [1] * 3000}},
+        "limits: hidden",
+    ),
     "a huge compressor": (
         {"compress": {"compressor": {"name": "rand_k", "k": 2**31 - 1}}},
-        "limits.parameters",
+        "limits.memory_gb",
     ),
-    "many clients": ({"data": {"clients": 2**31 - 1}}, "limits.clients"),
+    "many clients": ({"data": {"clients": 2**31 - 1}}, "limits: data.clients"),
     "too much work": (
         algorithm(steps=10_000, batch_size=99_999)
         | {"model": {"name": "mlp", "hidden": [2000, 2000]}},
-        "limits.operations",
+        "limits.seconds",
     ),
     "a file of the server": (
         {"central": {"how": "two_way", "file": "/etc/passwd", "upload": True}},
-        "accept.upload",
+        "accept.discloses",
     ),
     "a configuration for one machine": (
         {"data": {"partition": "iid", "source": "digits"}},
@@ -146,7 +150,10 @@ REFUSED = {
     ),
 }
 TERMS = {
-    "memory for 10^7 rows": ({"train": 10**7, "test": 24}, "limits.capacity_rows"),
+    "memory for 10^7 rows": (
+        {"train": 10**7, "test": 24},
+        "limits.memory_gb: capacities",
+    ),
     "no rows": ({"train": -1, "test": 24}, "capacities.train"),
     "words": ({"train": "many", "test": 24}, "capacities.train"),
     "no split": ({"train": 40}, "has no capacities"),
@@ -223,7 +230,7 @@ def _memory() -> float:
 def test_parts_of_few_rows_are_refused(held_out, tmp_path):
     attacker = Attacker(write_node(tmp_path / "node"))
     changes = algorithm(name="apfl", alpha=0.5, held_out=held_out)
-    with pytest.raises(Refused, match=r"accept.min_part_rows"):
+    with pytest.raises(Refused, match=r"accept.min_batch_rows"):
         attacker.begin(config(**changes))
 
 
@@ -271,7 +278,7 @@ def test_numbers_of_steps_in_a_message_are_limited(name, victim):
         lambda leaf: np.full(leaf.shape, 2**31 - 1, leaf.dtype),
         victim.executor.message.extra,
     )
-    with pytest.raises(Refused, match=r"limits.steps"):
+    with pytest.raises(Refused, match=r"limits: a number in the message"):
         victim.round(0, extra=extra)
     victim.ask("stop")
 
@@ -342,18 +349,19 @@ def _age_of_oldest(server: Attacker, steep: float) -> float:
     return shown["test"]["shared"]["loss"] / steep
 
 
-def test_measurements_are_counted_over_experiments_and_restarts(tmp_path):
-    policy = "[metrics]\nper_experiment = 3\ntotal = 5\n"
+def test_measurements_are_counted_over_experiments_and_restarts(tmp_path, monkeypatch):
+    monkeypatch.setattr(policies, "MEASURES", 3)
+    policy = "[metrics]\ntotal = 5\n"
     settings = write_node(tmp_path / "node", policy=policy)
     attacker = Attacker(settings)
     attacker.begin(config())
     first = attacker.measure(0)
     for number in (1, 2):
         attacker.measure(number)
-    with pytest.raises(Refused, match=r"metrics.per_experiment: 3 so far; allowed"):
+    with pytest.raises(Refused, match=r"policy metrics: 3 so far; allowed"):
         attacker.measure(3)
     attacker.node = node_of(settings)
-    with pytest.raises(Refused, match=r"metrics.per_experiment"):
+    with pytest.raises(Refused, match=r"policy metrics: 3"):
         attacker.measure(4)
     attacker.begin(config())
     assert attacker.measure(0) == first
@@ -369,14 +377,15 @@ def test_measurements_are_counted_over_experiments_and_restarts(tmp_path):
     assert read_ledger(settings.folder).measures == 5
 
 
-def test_columns_and_labels_cannot_be_tried_without_end(tmp_path):
-    policy = '[rows]\ncolumns = "any"\nmisfits = 2\n'
+def test_columns_and_labels_cannot_be_tried_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(policy_rows, "MISFITS", 2)
+    policy = '[rows]\ncolumns = "any"\n'
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))
     for number in range(4):
         with pytest.raises(Refused, match="data: the rows are not as"):
             attacker.begin(config(data={"columns": [f"column{number}"]}))
     details = [line["fields"]["detail"] for line in attacker.audit()]
-    assert ["rows.misfits" in detail for detail in details] == [
+    assert ["policy rows: 2 desc" in detail for detail in details] == [
         False,
         False,
         True,
@@ -390,15 +399,13 @@ def test_columns_and_labels_cannot_be_tried_without_end(tmp_path):
     assert read_ledger(attacker.settings.folder).misfits == before
 
 
-def test_experiments_without_end_do_not_fill_the_disk(tmp_path):
-    policy = "[limits]\nexperiments = 3\n"
-    attacker = Attacker(write_node(tmp_path / "node", policy=policy))
+def test_experiments_without_end_do_not_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(states, "EXPERIMENTS", 3)
+    attacker = Attacker(write_node(tmp_path / "node"))
     folder = attacker.settings.folder
     for _ in range(3):
         attacker.begin(config())
-    with pytest.raises(
-        Refused, match=r"limits.experiments: experiments under way is 3"
-    ):
+    with pytest.raises(Refused, match=r"policy limits: experiments under way is 3"):
         attacker.begin(config())
     attacker.experiment = "experiment2"
     attacker.measure(0)

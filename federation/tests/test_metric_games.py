@@ -16,16 +16,23 @@ import pytest
 from malicious import COLUMNS, Attacker, config, make_rows, write_node
 from scipy.stats import binomtest, norm
 
+from fedblend_federation.policy import policy as policies
+
 LARGEST, ALLOWED, NOISE, BOUND = 3e38, 5.0, 4.0, 10.0
 PLAYS = 200
 """In each of both worlds."""
+
+
+@pytest.fixture(autouse=True)
+def many_measurements(monkeypatch):
+    monkeypatch.setattr(policies, "MEASURES", 1000)
 
 
 def world(home, game: dict[str, Any], odd: float | None) -> Attacker:
     """A node, of whose test rows one has this first value instead of its own."""
     policy = (
         f"[metrics]\nnoise = {NOISE}\nround_to = 9\nbound = {BOUND}\n"
-        f"names = {game['names']}\nper_experiment = 1000\ntotal = 1000\n"
+        f"names = {game['names']}\ntotal = 1000\n"
     )
     attacker = Attacker(write_node(home, policy=policy))
     numbers = game["kind"] == "regression"

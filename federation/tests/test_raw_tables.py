@@ -34,7 +34,7 @@ from loopback import LoopbackTransport
 ENDS = ("died", "recovered")
 CLIENTS, ROWS = 3, (40, 25, 33)
 COLUMNS = ("row_id", "age", "ward", "admitted", "smoker", "outcome")
-OPEN = '[accept]\nalgorithms = "any"\nstatistics = true\n'
+OPEN = '[accept]\nalgorithms = "any"\ndiscloses = ["statistics"]\n'
 POLICY = few(f"{OPEN}[metrics]\nminimum_count = 1\nround_to = 12\n")
 HOW = """
 kind = "binary"
@@ -214,11 +214,11 @@ def test_nodes_train_a_regression_in_the_unit_of_a_simulation(place, tmp_path):
 
 
 def test_without_permission_nothing_is_told(place, raw, tmp_path):
-    closed = POLICY.replace("statistics = true", "statistics = false")
+    closed = POLICY.replace('discloses = ["statistics"]', "discloses = []")
     node = node_of(node_settings(place, tmp_path, 0, closed))
     told = describe(node, federated(raw))
     assert told.kind == "refused"
-    assert "accept.statistics" in told.fields["reason"]
+    assert "accept.discloses" in told.fields["reason"]
 
 
 def test_statistics_of_other_parts_of_the_rows_are_refused(place, raw, tmp_path):
@@ -291,13 +291,13 @@ def test_a_mean_of_one_value_is_not_sent(tmp_path):
         "income,outcome\n"
         + "".join(f"{cell},{ENDS[n % 2]}\n" for n, cell in enumerate(cells))
     )
-    policy = few(f"{OPEN}min_part_rows = 4\n")
+    policy = few(f"{OPEN}min_batch_rows = 4\n")
     text = federated([{"name": "income", "encoding": "standardize"}])
     text = text.replace("test = 0.25", "test = 0.0")
     node = node_of(node_settings(tmp_path, tmp_path / "home", 0, policy))
     told = describe(node, text)
     assert told.kind == "refused" and "70000" not in str(told.fields)
-    assert "accept.min_part_rows: rows with a value" in told.fields["reason"]
+    assert "accept.min_batch_rows: rows with a value" in told.fields["reason"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -21,11 +21,8 @@ def begins(tmp_path, policy: str, **changes) -> Attacker:
     [
         ('columns = ["age", "dose"]', ["dose", "age"], True),
         ('columns = ["age", "dose"]', ["age"], False),
-        ('columns = ["age", "dose"]\nsubset = true', ["age"], True),
-        ('columns = ["age", "dose"]\nsubset = true', ["age", "weight"], False),
         ('columns = "file"', COLUMNS[::-1], True),
         ('columns = "file"', COLUMNS[1:], False),
-        ('columns = "file"\nsubset = true', COLUMNS[1:], True),
         ('columns = "any"', ["age"], True),
     ],
 )
@@ -69,7 +66,7 @@ def test_the_first_experiment_settles_labels_and_split(tmp_path):
 
 def test_constants_are_told_of_one_split(tmp_path):
     """They are exact: those of two splits that differ in a row would tell of it."""
-    policy = '[accept]\nalgorithms = "any"\nconstants = true\n'
+    policy = '[accept]\nalgorithms = "any"\ndiscloses = ["constants"]\n'
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))
     own = {"solver": "sgd", "rate": 0.1, "steps": 5, "batch_size": 8}
     flix = {"name": "flix", "alpha": 0.5, "steps": 1, "batch_size": None}

@@ -200,9 +200,9 @@ def test_limits_count_the_base(place, tmp_path):
     text = federated(how(tmp_path / "own.safetensors", digest))
     contract = contract_of(loads(text, "test"))
     assert limits.parameters(contract) == whole + ENTRIES
-    refused = limits.too_large(Limits(parameters=whole - 1), contract)
+    refused = limits.too_large(Limits(memory_gb=(whole - 1) / 12.5e6), contract)
     assert refused == (
-        f"policy limits.parameters: parameters of the base is {whole}; allowed: at "
+        f"policy limits.memory_gb: parameters of the base is {whole}; allowed: at "
         f"most {whole - 1}"
     )
 

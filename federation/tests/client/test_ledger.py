@@ -17,6 +17,7 @@ from fedblend.errors import RunError
 from fedblend.theory.privacy import gaussian_epsilon as epsilon
 from fedblend_federation.client.ledger import Charge, Ledger, read_ledger
 from fedblend_federation.client.node import node_of
+from fedblend_federation.policy import policy as policies
 
 ROUNDS = {"run": {"rounds": 3}}
 
@@ -123,21 +124,20 @@ def test_noise_on_measures_is_counted_and_sent_again_as_it_was(tmp_path):
     assert ledger.measures_squared == pytest.approx(numbers / 25)
 
 
-def test_experiments_are_counted_for_good(tmp_path):
-    policy = "[budget]\nexperiments = 2\n"
-    attacker = Attacker(write_node(tmp_path / "node", policy=policy))
+def test_experiments_are_counted_for_good(tmp_path, monkeypatch):
+    monkeypatch.setattr(policies, "EXPERIMENTS", 2)
+    attacker = Attacker(write_node(tmp_path / "node"))
     for _ in range(2):
         attacker.begin(config(**ROUNDS))
-    with pytest.raises(
-        Refused, match=r"budget.experiments: 2 so far; allowed: at most 2"
-    ):
+    with pytest.raises(Refused, match=r"policy budget: 2 so far; allowed: at most 2"):
         attacker.begin(config(**ROUNDS))
     attacker.ask(
         "enroll", attacker.model(0.0), experiment="experiment2", fields=attacker.terms
     )
 
 
-def test_an_experiment_with_too_long_a_request_is_over(tmp_path):
+def test_an_experiment_with_too_long_a_request_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(policies.Limits, "operations", 1e12)
     policy = "[limits]\nseconds = 1e-9\n"
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))
     attacker.begin(config(**ROUNDS))

@@ -74,19 +74,12 @@ def test_the_usual_experiment_is_accepted():
          "policy accept.algorithms: algorithm.name is fedavg; allowed: flix, apfl"),
         (Policy(accept=Accept(algorithms=[])), {},
          "policy accept.algorithms: algorithm.name is fedavg; allowed: none"),
-        (Policy(accept=Accept(losses=["logistic"])), {},
-         "policy accept.losses: model.loss is not given; allowed: logistic"),
-        (Policy(accept=Accept(losses=["logistic"])),
-         {"model": {"name": "softmax", "loss": "cross_entropy"}},
-         "policy accept.losses: model.loss is cross_entropy; allowed: logistic"),
-        (Policy(accept=Accept(compress=False)), {"compress": COMPRESS},
-         "policy accept.compress: compress is a table; allowed: no compression"),
         (Policy(protect=Protect(clip=1.0)), {"compress": COMPRESS},
          "policy protect.clip: compress is a table; allowed: no compression of "
          "clipped updates"),
         (Policy(), {"central": {"how": "two_way", "share": 0.1, "batch_size": 4,
                                 "upload": True}},
-         "policy accept.upload: central.upload is true; allowed: a model and no "),
+         "policy accept.discloses: central.upload is true; allowed: a model and no "),
         (Policy(accept=Accept(max_rounds=49)), {},
          "policy accept.max_rounds: run.rounds is 50; allowed: at most 49"),
         (Policy(), {"algorithm": EXPERIMENT["algorithm"] | {"name": "scaffold"}},
@@ -127,7 +120,7 @@ OWN = {
 """Options of algorithms; of others they are examples."""
 WEIGHTED = ("scafflix",)
 """Algorithms whose updates have a weight, alpha_i^2/rate: it has L_i of the client only
-where ``accept.constants`` told it already."""
+where ``accept.discloses`` told it already."""
 
 
 @pytest.mark.parametrize(
@@ -147,8 +140,10 @@ def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
     hidden = ALGORITHMS[name].reads == "gradients" and "lbfgs" not in str(own)
     refusal, own = Policy(protect=bare).refusal(config), more == {OWN_MODEL}
     assert (refusal is None) == (not more)
-    assert (str(refusal).startswith("policy accept.own_models: ")) == own
-    agreed = Policy(protect=bare, accept=Accept(own_models=True)).refusal(config)
+    assert (str(refusal).startswith("policy accept.discloses: ")) == own
+    agreed = Policy(protect=bare, accept=Accept(discloses=["own_models"])).refusal(
+        config
+    )
     assert (agreed is None) == (not more or own)
     for accepted in ("any", [name]):
         accept = Accept(algorithms=accepted)
@@ -222,7 +217,9 @@ def test_all_measures_may_be_withheld():
         ("[accept]\nalgorithms = ['fedavgg']",
          'accept.algorithms.0: "fedavgg" is not an algorithm'),
         ("[accept]\nmax_round = 1", "accept.max_round: unknown key; did you mean"),
-        ("[accept]\ncompress = 1", "accept.compress: 1 is not true or false"),
+        ("[accept]\nsecure = 1", "accept.secure: 1 is not true or false"),
+        ("[accept]\nown_models = true", "accept.own_models: is gone; write discloses"),
+        ("[limits]\nsteps = 9", "limits.steps: is gone; it is 10000"),
         ("[protect]\nnoise = 1.0", "protect.noise: is in units of clip, which is"),
         ("[protect]\nclip = 0.0", "protect.clip: 0.0 is not above 0"),
         ("[protect]\nclip = nan", "protect.clip: nan is not a finite number"),
@@ -231,7 +228,7 @@ def test_all_measures_may_be_withheld():
         ("[metrics]\nround_to = 20", "metrics.round_to: 20 is not in [0, 15]"),
         ("[budget]\nepsilon = 1.0", "budget.epsilon: needs protect.noise, which is 0"),
         ("[rows]\nsplit = 'any one'", 'rows.split: "any one" is not one of '),
-        ("[limits]\nsteps = 0", "limits.steps: 0 is not "),
+        ("[limits]\nmemory_gb = 0.0", "limits.memory_gb: 0.0 is not "),
         ("[metric]", "metric: unknown key; did you mean 'metrics'?"),
     ],
 )  # fmt: skip

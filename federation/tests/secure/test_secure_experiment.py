@@ -167,7 +167,7 @@ def test_a_policy_has_a_least_clip(rows, lab, tmp_path):
     """Numbers that are all clipped are signs."""
     made = nodes(rows, tmp_path, lab)
     text = secure(federated(method("fedavg", rows, 1), 0.2), secure_clip=1e-9)
-    expected = "accept.min_secure_clip: federation.secure_clip is 1e-09; allowed: at "
+    expected = "policy accept: federation.secure_clip is 1e-09; allowed: at "
     assert expected in stopped(rows, tmp_path, made, text)
 
 

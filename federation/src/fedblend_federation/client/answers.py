@@ -32,7 +32,8 @@ from fedblend_federation.client import state as states
 from fedblend_federation.client.executor import Executor, Measured
 from fedblend_federation.client.ledger import Charge, Ledger, row_key
 from fedblend_federation.message import ENROLLED, Message, encode
-from fedblend_federation.policy.policy import Limits, Permissions, Refusal, refusal_line
+from fedblend_federation.policy.limits import STEPS
+from fedblend_federation.policy.policy import Permissions, Refusal, refusal_line
 
 
 class Job(NamedTuple):
@@ -166,7 +167,7 @@ def trained(job: Job) -> tuple[Message, tuple[PyTree, PyTree]]:
     executor, place, request = job.executor, job.place, job.request
     setup, round, state = executor.setup, request.round, job.state()
     down = received(executor, request, executor.message)
-    _check_counts(job.permissions.limits, down.extra)
+    _check_counts(down.extra)
     cost = _cost(executor)
     started = job.begin(cost)
     up, after = jax.block_until_ready(executor.update(down, state))
@@ -200,7 +201,7 @@ def measure(job: Job) -> bytes:
         return sent
     state = job.state()
     deployed = received(executor, request, executor.deployment)
-    _check_counts(job.permissions.limits, deployed.message.extra)
+    _check_counts(deployed.message.extra)
     last, wanted = bool(request.fields.get("last")), Charge(measures=1)
     withheld = job.refusal(wanted) if last else ""
     started = job.begin(Charge() if withheld else wanted)
@@ -263,14 +264,14 @@ def _cost_of_measures(shown: Measured, noise: float) -> Charge:
     return Charge(measures=1, measures_squared=squared)
 
 
-def _check_counts(limits: Limits | None, extra: PyTree) -> None:
+def _check_counts(extra: PyTree) -> None:
     """Refuse a message that says how many steps to take, and says too many."""
     for leaf in jax.tree.leaves(extra):
         count = jnp.issubdtype(leaf.dtype, jnp.signedinteger) and leaf.ndim == 0
-        if limits is not None and count and int(leaf) > limits.steps:
-            most = f"at most {limits.steps}"
+        if count and int(leaf) > STEPS:
+            most = f"at most {STEPS}"
             where = "a number in the message"
-            raise Refusal(refusal_line("limits.steps", where, int(leaf), most))
+            raise Refusal(refusal_line("limits", where, int(leaf), most))
 
 
 def received(executor: Executor, request: Message, template: Any) -> Any:

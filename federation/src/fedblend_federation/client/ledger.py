@@ -139,9 +139,9 @@ class Ledger:
         new = experiment not in self.accounts
         for key, used, wanted, limit in (
             ("limits.seconds", own.longest, 0, most.seconds),
-            ("budget.experiments", self.experiments, new, most.experiments),
+            ("budget", self.experiments, new, most.experiments),
             ("budget.answers", self.answers, charge.answers, most.answers),
-            ("metrics.per_experiment", own.measures, charge.measures, most.measures),
+            ("metrics", own.measures, charge.measures, most.measures),
             ("metrics.total", self.measures, charge.measures, most.all_measures),
         ):
             if limit is not None and used + wanted > limit:

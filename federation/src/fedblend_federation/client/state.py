@@ -42,6 +42,8 @@ from fedblend_federation.policy.policy import Limits, Refusal, refusal_line
 MODEL = "personal.safetensors"
 """The model that the client deploys."""
 SECRET_BYTES = 32
+EXPERIMENTS, IDLE_DAYS = 20, 30.0
+"""Experiments on the disk, and days without a message after which one is over."""
 STATES = 3
 """Kept on disk: the one to start from, the newest, and one before, in case the server
 itself goes back to its last checkpoint but one."""
@@ -333,21 +335,21 @@ def make_room(
     over, known = [], sorted(found, key=lambda place: own[place].age)
     for place in known:
         days = (now - own[place].age) / 86400
-        if own[place].over or days > limits.idle_days:
+        if own[place].over or days > IDLE_DAYS:
             over.append(place)
             if rounds(place):
                 end_experiment(place)
                 note("ended", experiment=place.name, days=round(days, 1))
     known, over = ([p for p in some if p.exists()] for some in (known, over))
-    for place in over[: max(0, len(known) + 1 - limits.experiments)]:
+    for place in over[: max(0, len(known) + 1 - EXPERIMENTS)]:
         remove_experiment(place)
         known.remove(place)
     names = {place.name for place in known}
     ledger.accounts = {n: own for n, own in ledger.accounts.items() if n in names}
     ledger.write(folder)
-    if len(known) >= limits.experiments:
-        most, where = f"at most {limits.experiments}", "experiments under way"
-        raise Refusal(refusal_line("limits.experiments", where, len(known), most))
+    if len(known) >= EXPERIMENTS:
+        most, where = f"at most {EXPERIMENTS}", "experiments under way"
+        raise Refusal(refusal_line("limits", where, len(known), most))
     used = bytes_of(home) / 1e9
     if used > limits.disk_gb:
         most = f"at most {limits.disk_gb:g} GB"

@@ -40,7 +40,7 @@ UNFINISHED = ".unfinished"
 EXPERIMENTS = {"apfl": "APFL", "flix": "FLIX"}
 """Titles, by the name of a folder; ``templates`` has their configurations."""
 
-POLICY = template("policy.toml").replace("own_models = false", "own_models = true")
+POLICY = template("policy.toml").replace("discloses = []", 'discloses = ["own_models"]')
 """That of ``init``, and FLIX's nodes send a model of their own at enrollment."""
 
 

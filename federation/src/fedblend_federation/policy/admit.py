@@ -32,7 +32,7 @@ from fedblend_federation.ops.settings import ClientSettings
 from fedblend_federation.policy import limits
 from fedblend_federation.policy import rows as policy_rows
 from fedblend_federation.policy.policy import (
-    Accept,
+    Limits,
     Permissions,
     Policy,
     Refusal,
@@ -68,13 +68,13 @@ class Admission:
                 describe=partial(_raise, error),
                 executor=partial(_raise, error),
                 disclosed=lambda measured, counts: {},
-                max_bytes=Accept().max_message_bytes,
+                max_bytes=Limits().message_bytes,
             )
         return Permissions(
             describe=partial(self._describe, policy),
             executor=partial(self._admit, policy),
             disclosed=policy.disclosed,
-            max_bytes=policy.accept.max_message_bytes,
+            max_bytes=policy.limits.message_bytes,
             allowance=policy.allowance,
             limits=policy.limits,
             metric_noise=policy.metrics.noise,
@@ -109,7 +109,7 @@ class Admission:
         """The rows of the node, if the experiment is about what was agreed on."""
         folder, source = self.settings.folder, self.settings.data
         first = policy_rows.read_agreement(folder)
-        with policy_rows.counting_misfits(folder, policy.rows, contract):
+        with policy_rows.counting_misfits(folder, contract):
             policy_rows.check_rows(policy.rows, contract, first, source)
             return rows_of(self.settings, contract)
 
@@ -153,7 +153,7 @@ class Admission:
         contract = self._allowed(policy, terms)
         if terms.get("constants") and not policy.discloses_constants:
             raise Refusal(
-                "policy accept.constants: this experiment began with constants of this "
+                "policy accept.discloses: this experiment began with constants of this "
                 "node's loss; allowed: none"
             )
         with precision(contract.config.run.precision):

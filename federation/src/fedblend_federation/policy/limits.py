@@ -8,7 +8,7 @@ rows reveals is exact: a step on one row is that row, times a number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, floor, prod
+from math import floor, prod
 from typing import Any
 
 import jax
@@ -29,6 +29,8 @@ REPEATED = (
 """Options that say how often something is computed."""
 PARTS = ("held_out", "validation")
 """Options that set apart a fraction of the training rows."""
+STEPS, LAYERS, CLIENTS = FIXED = 10_000, 100, 10_000
+"""Most of any count of an algorithm, of layers, and of clients of a federation."""
 COPIES = 12
 """Copies of the parameters that a node has in memory at once: states, gradients,
 optimizers, messages."""
@@ -36,31 +38,31 @@ optimizers, messages."""
 
 def too_large(limits: Limits, contract: Contract) -> str | None:
     """Why an experiment is too large, in one line, or None; before rows are read."""
-    for key, where, value in _sizes(contract):
-        most = getattr(limits, key)
+    for most, where, value in _sizes(limits, contract):
         if value > most:
-            return refusal_line(f"limits.{key}", where, value, f"at most {most}")
+            key = "limits" if most in FIXED else "limits.memory_gb"
+            return refusal_line(key, where, value, f"at most {most}")
     return None
 
 
-def _sizes(contract: Contract) -> Iterator[tuple[str, str, int]]:
-    """The key of a limit, and where what number stands; what takes time comes last."""
+def _sizes(limits: Limits, contract: Contract) -> Iterator[tuple[int, str, int]]:
+    """A limit, and where what number stands; what takes time comes last."""
     config, model = contract.config, contract.config.model
     for where, value in _numbers(config.algorithm, "algorithm"):
         rows = where.endswith(".batch_size")
-        yield "batch_rows" if rows else "steps", where, value
+        yield limits.batch_rows if rows else STEPS, where, value
     for where, value in (
         _numbers(config.compress, "compress") if config.compress else ()
     ):
-        yield "parameters", where, value
+        yield limits.parameters, where, value
     if config.central is not None:
-        yield "batch_rows", "central.batch_size", config.central.batch_size or 0
-    yield "clients", "data.clients", contract.clients
-    yield "layers", "model.layers", getattr(model, "layers", 0)
+        yield limits.batch_rows, "central.batch_size", config.central.batch_size or 0
+    yield CLIENTS, "data.clients", contract.clients
+    yield LAYERS, "model.layers", getattr(model, "layers", 0)
     for where, value in (*dict(model).items(), ("shape", contract.nodes.shape)):
-        yield "layers", where, len(value) if isinstance(value, list) else 0
-    yield "parameters", "parameters of the base", _entries(contract.base)
-    yield "parameters", "parameters of the model", parameters(contract)
+        yield LAYERS, where, len(value) if isinstance(value, list) else 0
+    yield limits.parameters, "parameters of the base", _entries(contract.base)
+    yield limits.parameters, "parameters of the model", parameters(contract)
 
 
 def terms_too_large(
@@ -77,11 +79,11 @@ def terms_too_large(
     capacity, most = max(sizes), limits.capacity_rows
     if capacity > most:
         return refusal_line(
-            "limits.capacity_rows", "capacities", capacity, f"at most {most}"
+            "limits.memory_gb", "capacities", capacity, f"at most {most}"
         )
     cost, allowed = operations(contract, capacity), f"at most {limits.operations:.1e}"
     if cost > limits.operations:
-        return refusal_line("limits.operations", "a round", f"{cost:.1e}", allowed)
+        return refusal_line("limits.seconds", "a round", f"{cost:.1e}", allowed)
     return memory_refusal(limits, _memory(contract, sizes, clients), "an experiment")
 
 
@@ -139,7 +141,7 @@ def too_few_values(accept: Accept, present: Sequence[float], rows: int) -> str |
     if not any(0 < round(share * rows) < least for share in present):
         return None
     where = "rows with a value in a column of data.raw"
-    return refusal_line("accept.min_part_rows", where, "fewer", _at_least(least))
+    return refusal_line("accept.min_batch_rows", where, "fewer", _at_least(least))
 
 
 def too_small_for(accept: Accept, config: Config, rows: int) -> str | None:
@@ -160,14 +162,11 @@ def too_small_for(accept: Accept, config: Config, rows: int) -> str | None:
                 f"0, or parts of at least {accept.min_part_rows} and "
                 f"{accept.min_batch_rows} rows"
             )
-            return refusal_line("accept.min_part_rows", where, f"{fraction:g}", allowed)
-    for where, work in _works(config.algorithm, "algorithm"):
-        size, least = work.rows(), ceil(accept.min_batch_fraction * rows)
-        if size is not None and size < least:
-            allowed = f"at least {accept.min_batch_fraction:g} of this node's rows"
             return refusal_line(
-                "accept.min_batch_fraction", f"{where}.batch_size", size, allowed
+                "accept.min_batch_rows", where, f"{fraction:g}", allowed
             )
+    for where, work in _works(config.algorithm, "algorithm"):
+        size = work.rows()
         for count in {left, rows} if size is not None and work.epochs else ():
             last = count % size if size is not None else 0
             if 0 < last < accept.min_batch_rows:

@@ -24,10 +24,8 @@ from fedblend.checks import Number
 from fedblend.config.config import Config
 from fedblend.config.imports import import_paths
 from fedblend.config.table import (
-    Count,
     Index,
     Inside,
-    Mixing,
     NotNegative,
     Positive,
     Table,
@@ -37,7 +35,6 @@ from fedblend.config.table import (
 )
 from fedblend.config.tables.federation import Federation
 from fedblend.config.tables.measure import Split
-from fedblend.config.tables.model import LossName
 from fedblend.config.tables.privacy import ProtectRows
 from fedblend.config.toml import LONGEST, parse
 from fedblend.errors import ConfigError, SettingError
@@ -59,6 +56,40 @@ SENT = {
 The root of an error is left to the server, which has the error."""
 
 
+MIN_SECURE_CLIP = 1.0
+"""Least ``federation.secure_clip``: numbers that are clipped tell their signs."""
+EXPERIMENTS, MEASURES = 1000, 50
+"""Experiments that a node enrolls in, ever, and measurements of one of them."""
+_DISCLOSES = 'write discloses = ["{}"] where it was true'
+_MEMORY = "limits.memory_gb decides, 8 as before"
+GONE = {
+    **{
+        f"accept.{name}": _DISCLOSES.format(name)
+        for name in ("own_models", "select", "upload", "constants", "statistics")
+    },
+    "accept.losses": "every loss is accepted, list accept.algorithms instead",
+    "accept.compress": "protect.clip refuses compression, or list accept.algorithms",
+    "accept.min_secure_clip": "it is 1.0; accept.secure takes part in nothing else",
+    "accept.min_part_rows": "it is 4, or accept.min_batch_rows where that is less",
+    "accept.min_batch_fraction": "write accept.min_batch_rows, a number of rows",
+    "accept.max_message_bytes": _MEMORY,
+    "rows.subset": 'write the columns of the experiment in rows.columns, or "any"',
+    "rows.misfits": "it is 20",
+    "limits.steps": "it is 10000; limits.seconds bounds what they compute",
+    "limits.batch_rows": _MEMORY,
+    "limits.capacity_rows": _MEMORY,
+    "limits.parameters": _MEMORY,
+    "limits.layers": "it is 100",
+    "limits.clients": "it is 10000",
+    "limits.operations": "limits.seconds decides, 3600 as before",
+    "limits.experiments": "it is 20; limits.disk_gb bounds their size",
+    "limits.idle_days": "it is 30",
+    "metrics.per_experiment": "it is 50; metrics.total bounds those of all experiments",
+    "budget.experiments": "it is 1000; budget.answers bounds what they get",
+}
+"""Keys of earlier versions, and what to write in their place."""
+
+
 def _known(name: str) -> str:
     if name not in ALGORITHMS:
         raise PydanticCustomError(
@@ -69,35 +100,34 @@ def _known(name: str) -> str:
     return name
 
 
+Disclosed = Literal["own_models", "select", "upload", "constants", "statistics"]
+
+
 class Accept(Table):
     """Which experiments the node takes part in; "updates" stands for algorithms whose
-    clients send updates of the model and nothing else, or, with ``own_models``, a model
-    that they trained alone at enrollment besides. ``imports`` are the import paths
-    of models and algorithms whose code the operator of the node has read.
+    clients send updates of the model and nothing else. ``discloses`` has what else may
+    leave the node: a model that it trained alone at enrollment, which rows of a table
+    it uses, gradients, constants of its loss, means of columns. ``imports`` are the
+    import paths of models and algorithms whose code the operator has read.
     """
 
     algorithms: (
         Literal["any", "updates"] | list[Annotated[str, AfterValidator(_known)]]
     ) = "updates"
-    own_models: bool = False
     imports: list[Word] = Field(default=[])
-    losses: Literal["any"] | list[LossName] = "any"
-    compress: bool = True
-    select: bool = False
-    upload: bool = False
-    constants: bool = False
-    statistics: bool = False
+    discloses: list[Disclosed] = Field(default=[])
     secure: bool = False
     min_cohort: Annotated[int, within(Number(least=2, whole=True))] = 3
     colluding: Index = 0
-    min_secure_clip: Positive = 1.0
     min_rows: Index = 20
-    min_part_rows: Index = 4
     min_batch_rows: Index = 8
-    min_batch_fraction: Mixing = 0.0
     min_round_rows: Index = 20
     max_rounds: Index = 1000
-    max_message_bytes: Count = 100_000_000
+
+    @property
+    def min_part_rows(self) -> int:
+        """Training rows that an algorithm may set apart, at least."""
+        return min(4, self.min_batch_rows)
 
 
 class Rows(Table):
@@ -108,35 +138,54 @@ class Rows(Table):
     """
 
     columns: Literal["file", "any"] | list[Word] = "file"
-    subset: bool = False
     labels: Literal["first", "any"] | list[Word] = "first"
     split: Literal["first", "any"] = "first"
     batches: Literal["secret", "shared"] = "secret"
-    misfits: Index = 20
     may_change: bool = False
 
 
 class Limits(Table):
-    """What a request may cost; checked before anything is computed or allocated."""
+    """What a request may cost; checked before anything is computed or allocated.
 
-    steps: Count = 10_000
-    batch_rows: Count = 100_000
-    capacity_rows: Count = 1_000_000
-    parameters: Count = 100_000_000
-    layers: Count = 100
-    clients: Count = 10_000
-    operations: Positive = 1e12
+    All sizes follow from the memory, and the operations of one program from the time.
+    """
+
     memory_gb: Positive = 8.0
     disk_gb: Positive = 20.0
     seconds: Positive = 3600.0
-    experiments: Count = 20
-    idle_days: Positive = 30.0
+
+    @property
+    def parameters(self) -> int:
+        """Of a model: a node has some twelve copies in memory, and data as large."""
+        return int(self.memory_gb * 12_500_000)
+
+    @property
+    def message_bytes(self) -> int:
+        """Of a message; a longer one is not read."""
+        return self.parameters
+
+    @property
+    def capacity_rows(self) -> int:
+        """Rows of the largest node."""
+        return max(int(self.memory_gb * 125_000), 1_000_000)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a step."""
+        return max(int(self.memory_gb * 12_500), 100_000)
+
+    @property
+    def operations(self) -> float:
+        """Rows of all steps of a program, which nothing interrupts, times parameters.
+
+        A slow core does so many in a second.
+        """
+        return self.seconds / 3600 * 1e12
 
 
 class Budget(Table):
     """What the node gives over all experiments; the ledger counts it."""
 
-    experiments: Index = 1000
     answers: Index = 100_000
     epsilon: Positive | None = None
     row_epsilon: Positive | None = None
@@ -169,7 +218,6 @@ class Metrics(Table):
     round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
     bound: Positive = 100.0
     noise: NotNegative = 0.0
-    per_experiment: Index = 50
     total: Index = 500
 
 
@@ -212,49 +260,41 @@ class Policy(Table):
 
     def refusal(self, config: Config) -> str | None:
         """Why the node takes no part in an experiment, in one line, or None."""
-        accept, run, loss = self.accept, config.run, config.model.loss
+        accept, run = self.accept, config.run
         name, algorithms = config.algorithm.name, accept.algorithms
         if algorithms == "updates":
             sent = {"update", OWN_MODEL}
             known = {one: set(its.sends) for one, its in ALGORITHMS.items()}
-            if known.get(name) == sent and not accept.own_models:
+            if known.get(name) == sent and "own_models" not in accept.discloses:
                 # The main methods of this library: what to set is said in full.
-                allowed = "no model of its own at enrollment, or own_models = true"
-                return refusal_line(
-                    "accept.own_models", "algorithm.name", name, allowed
-                )
-            sent -= set() if accept.own_models else {OWN_MODEL}
+                allowed = 'no model of its own at enrollment, or "own_models"'
+                return refusal_line("accept.discloses", "algorithm.name", name, allowed)
+            sent -= set() if "own_models" in accept.discloses else {OWN_MODEL}
             algorithms = [one for one, sends in known.items() if sends <= sent]
         if not allows(algorithms, name) and name not in accept.imports:
             return refusal_line("accept.algorithms", "algorithm.name", name, algorithms)
-        sums, least = config.federation or Federation(), accept.min_secure_clip
+        sums = config.federation or Federation()
         if accept.secure and not sums.secure:
             return refusal_line("accept.secure", "federation.secure", "false", "true")
-        if sums.secure and sums.secure_clip < least:
+        if sums.secure and sums.secure_clip < MIN_SECURE_CLIP:
             where, clip = "federation.secure_clip", sums.secure_clip
-            allowed = f"at least {least:g}"
-            return refusal_line("accept.min_secure_clip", where, clip, allowed)
-        if not allows(accept.losses, loss):
-            return refusal_line("accept.losses", "model.loss", loss, accept.losses)
-        if config.compress is not None and not accept.compress:
-            return refusal_line(
-                "accept.compress", "compress", "a table", "no compression"
-            )
+            return refusal_line("accept", where, clip, f"at least {MIN_SECURE_CLIP:g}")
         if config.compress is not None and self.protect.clip is not None:
             # Encoders scale what was clipped, and memories of both sides must agree.
             allowed = "no compression of clipped updates"
             return refusal_line("protect.clip", "compress", "a table", allowed)
-        if config.select is not None and not accept.select:
+        if config.select is not None and "select" not in accept.discloses:
             allowed = "the whole model; which rows of it a node uses is not disclosed"
-            return refusal_line("accept.select", "select", "a table", allowed)
-        if config.central is not None and config.central.upload and not accept.upload:
+            return refusal_line("accept.discloses", "select", "a table", allowed)
+        uploads = config.central is not None and config.central.upload
+        if uploads and "upload" not in accept.discloses:
             allowed = "a model and no gradients beside it"
-            return refusal_line("accept.upload", "central.upload", "true", allowed)
+            return refusal_line("accept.discloses", "central.upload", "true", allowed)
         if getattr(config.data, "raw", None) and not self.discloses_statistics:
             allowed = "no statistics of columns"
             if self.protect.clip is not None:
                 allowed += ", which protect.clip does not bound"
-            return refusal_line("accept.statistics", "data.raw", "a table", allowed)
+            return refusal_line("accept.discloses", "data.raw", "a table", allowed)
         if self.protect.rows.noise:
             try:
                 config.require_gradients("policy protect.rows")
@@ -271,12 +311,12 @@ class Policy(Table):
     def allowance(self) -> Allowance:
         """What the node gives over all experiments."""
         return Allowance(
-            experiments=self.budget.experiments,
+            experiments=EXPERIMENTS,
             answers=self.budget.answers,
             epsilon=self.budget.epsilon,
             row_epsilon=self.budget.row_epsilon,
             delta=self.budget.delta,
-            measures=self.metrics.per_experiment,
+            measures=MEASURES,
             all_measures=self.metrics.total,
             seconds=self.limits.seconds,
         )
@@ -284,12 +324,12 @@ class Policy(Table):
     @property
     def discloses_constants(self) -> bool:
         """Whether constants of the loss are sent; clipping does not bound them."""
-        return self.accept.constants and self.protect.clip is None
+        return "constants" in self.accept.discloses and self.protect.clip is None
 
     @property
     def discloses_statistics(self) -> bool:
         """Whether means of columns are sent; clipping does not bound them."""
-        return self.accept.statistics and self.protect.clip is None
+        return "statistics" in self.accept.discloses and self.protect.clip is None
 
     def disclosed(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
         """Those of these measures that may be sent, with noise, rounded.
@@ -359,6 +399,12 @@ def load_policy(path: Path) -> Policy:
 
 @lru_cache(maxsize=16)
 def _parsed(data: bytes, path: Path) -> Policy:
+    content = parse(data, str(path))
+    for key, instead in GONE.items():
+        table, _, name = key.partition(".")
+        found = content.get(table)
+        if isinstance(found, dict) and name in found:
+            raise ConfigError(f"{path}: {key}: is gone; {instead}")
     return parse_as(Policy, data, path)
 
 

@@ -30,6 +30,8 @@ from fedblend_federation.policy.limits import parts_of
 from fedblend_federation.policy.policy import Rows, refusal_line
 
 FILE = "agreement.json"
+MISFITS = 20
+"""Different descriptions that may fail to fit before nobody looks any more."""
 
 
 def asked(contract: Contract) -> dict[str, Any]:
@@ -135,8 +137,7 @@ def check_rows(
             return
         known = input_columns(data.file, (data.target, data.client))
     columns = tuple(one.name for one in contract.nodes.raw or ()) or task.columns
-    if not (policy.subset and set(columns) <= set(known)):
-        _same("rows.columns", columns, known)
+    _same("rows.columns", columns, known)
 
 
 def means_refusal(policy: Rows, first: dict[str, Any] | None, means: str) -> str | None:
@@ -170,7 +171,7 @@ def split_refusal(
 
 
 @contextmanager
-def counting_misfits(folder: Path, policy: Rows, contract: Contract) -> Iterator[None]:
+def counting_misfits(folder: Path, contract: Contract) -> Iterator[None]:
     """Remember what the rows did not fit, and refuse to look after too many tries.
 
     Raises:
@@ -181,10 +182,10 @@ def counting_misfits(folder: Path, policy: Rows, contract: Contract) -> Iterator
     digest = hashlib.sha256(text).hexdigest()[:16]
     known, first = digest in ledger.misfits, read_agreement(folder)
     settled = first is not None and wanted.items() <= first["rows"].items()
-    if len(ledger.misfits) >= policy.misfits and not known and not settled:
+    if len(ledger.misfits) >= MISFITS and not known and not settled:
         raise DataError(
-            f"policy rows.misfits: {len(ledger.misfits)} different descriptions of the "
-            f"rows did not fit; allowed: at most {policy.misfits}"
+            f"policy rows: {len(ledger.misfits)} descriptions of the rows did not fit; "
+            f"allowed: at most {MISFITS}"
         )
     try:
         yield
