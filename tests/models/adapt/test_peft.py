@@ -155,7 +155,8 @@ def test_modules_of_transformers_have_their_scores_and_gradients(kind):
         assert np.abs(slopes[name] - wanted).max() < GAP * max(1, np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("kind", LATER)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODULES)
 def test_adapters_of_peft_have_its_scores(kind, tmp_path):
     wanted = written(kind, tmp_path / "theirs")
     adapter, how = fb.import_peft(tmp_path / "theirs")

@@ -15,6 +15,7 @@ from itertools import product
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedblend.core import PyTree
@@ -39,8 +40,7 @@ def _addmm(bias, x, y, beta=1, alpha=1):
 
 def _each(values: int | Sizes, axes: int) -> list[int]:
     """One number for each axis, from one for all or one for each."""
-    found = [values] if isinstance(values, int) else list(values)
-    return found * axes if len(found) == 1 else found
+    return np.broadcast_to(values, axes).tolist()
 
 
 def _padded(x, sizes: Sizes, value, ceil: Sizes | None = None):

@@ -9,7 +9,7 @@ model, which is neither trained nor sent.
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -21,6 +21,7 @@ from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
 from fedblend.models.interop.torch_program import (
+    Program,
     example_errors,
     exported,
     program_of,
@@ -88,10 +89,7 @@ def from_torch(
     refuse_training_only(name, module, rows, dropout or "", freeze_batch_norm)
     start = _parameters(module)
     program = program_of(name, exported(name, module.eval(), rows))
-    program = program._replace(
-        parameters=_trained(program.parameters, module, start),
-        constants={**program.constants, **_frozen(program.parameters, module)},
-    )
+    program = _assigned(program, module, start)
     shapes = [(tuple(one.shape[1:]), _dtype(one)) for one in rows]
 
     def init(key):
@@ -296,20 +294,20 @@ def _names(module: "nn.Module") -> dict[str, str]:
     return {path: first[value] for path, value in every}
 
 
-def _trained(
-    inputs: Mapping[str, str], module: "nn.Module", start: Mapping[str, np.ndarray]
-) -> dict[str, str]:
-    names = _names(module)
-    return {one: names[own] for one, own in inputs.items() if names[own] in start}
-
-
-def _frozen(inputs: Mapping[str, str], module: "nn.Module") -> dict[str, np.ndarray]:
-    values = dict(module.named_parameters(remove_duplicate=False))
-    return {
-        one: values[own].detach().cpu().numpy()
-        for one, own in inputs.items()
-        if not values[own].requires_grad
+def _assigned(
+    program: Program, module: "nn.Module", trained: Container[str]
+) -> Program:
+    """The program with frozen parameters as constants, and tied ones under one name."""
+    names, values = _names(module), dict(module.named_parameters())
+    own = {value: names[name] for value, name in program.parameters.items()}
+    frozen = {
+        value: values[name].detach().cpu().numpy()
+        for value, name in own.items()
+        if name not in trained
     }
+    kept = {value: name for value, name in own.items() if name in trained}
+    constants = {**program.constants, **frozen}
+    return program._replace(parameters=kept, constants=constants)
 
 
 def _refuse_precision(name: str, start: Mapping[str, np.ndarray]) -> None:
