@@ -19,6 +19,7 @@ from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError
 from fedblend.models.model import Model
+from fedblend.trees import leaves_by_path
 
 PARTS = ("head", "body", "biases", "normalization")
 """The parts that have a name."""
@@ -96,10 +97,7 @@ def operations_of(model: Model, params: PyTree, inputs: PyTree) -> dict[str, str
 
 def _uses(model: Model, params: PyTree, inputs: PyTree) -> dict[str, _Use]:
     """What the model does with each of its parameters, by path."""
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(params)
-    ]
+    paths = list(leaves_by_path(params))
     program = jax.make_jaxpr(model.apply)(params, inputs).jaxpr
     first: dict[int, _Use] = {}
     rest = [_DATA] * (len(program.invars) - len(paths))

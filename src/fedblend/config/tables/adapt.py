@@ -49,6 +49,7 @@ from fedblend.simulation.io.serialize import (
     named_leaves,
     read_header,
 )
+from fedblend.trees import leaves_by_path
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
@@ -269,7 +270,7 @@ def _base(table: Adapt, model: Model) -> PyTree:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves = []
     for (own, leaf), path_in_tree in zip(
-        named_leaves(shapes).items(), _paths(shapes), strict=True
+        named_leaves(shapes).items(), leaves_by_path(shapes), strict=True
     ):
         name = path_in_tree if path_in_tree in arrays else own
         if name not in arrays:
@@ -281,10 +282,3 @@ def _base(table: Adapt, model: Model) -> PyTree:
             )
         leaves.append(jnp.asarray(arrays[name]).astype(leaf.dtype))
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-
-def _paths(tree: PyTree) -> list[str]:
-    return [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]

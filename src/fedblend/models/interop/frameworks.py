@@ -25,6 +25,7 @@ from fedblend.errors import InputError, SettingError, UserError
 from fedblend.models.interop.torch_module import from_torch
 from fedblend.models.interop.torch_program import ExampleError
 from fedblend.models.model import Model, Shape
+from fedblend.trees import leaves_by_path
 
 Off = Literal["off"] | None
 """Whether a module with dropout is trained without it; None refuses such a module."""
@@ -343,9 +344,8 @@ def _by_path(
 
     ``holder`` is the suffix that a framework's wrapper of an array adds to the path.
     """
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    full = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in paths]
-    names = [path.removesuffix(holder) for path in full]
+    structure = jax.tree.structure(tree)
+    names = [path.removesuffix(holder) for path in leaves_by_path(tree)]
 
     def name(tree):
         return dict(zip(names, jax.tree.leaves(tree), strict=True))
