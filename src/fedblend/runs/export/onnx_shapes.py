@@ -7,6 +7,7 @@ finds it by itself (-1); where a tensor is to become as long as the rows, it is 
 from them.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -184,12 +185,21 @@ def _gather(graph, equation, inputs):
         return reshape_to(graph, cut, equation.outvars[0].aval.shape)
     whole = [size for axis, size in enumerate(shape) if axis not in axes]
     taken = [size for axis, size in enumerate(sizes) if axis not in axes]
-    if numbers.collapsed_slice_dims != axes or len(axes) != 1 or whole != taken:
-        raise ExportError("onnx: a lookup along several axes has no rule")
-    (axis,) = axes
-    kind = equation.invars[1].aval.dtype
-    top = np.asarray(shape[axis] - 1, kind)
+    axis = axes[0]
+    adjacent = tuple(range(axis, axis + len(axes)))
+    if numbers.collapsed_slice_dims != axes or axes != adjacent or whole != taken:
+        raise ExportError("onnx: a lookup along axes that are apart has no rule")
+    if len(axes) > 1:  # one lookup along the axes as one
+        if isinstance(places, str):
+            raise ExportError("onnx: a lookup along several axes has no rule")
+        wide = [shape[one] for one in axes]
+        grid = np.ravel_multi_index(np.moveaxis(places, -1, 0), wide, mode="clip")
+        places = np.asarray(grid, np.int64)[..., None]
+        shape = (*shape[:axis], math.prod(wide), *shape[axis + len(axes) :])
+        operand = reshape_to(graph, operand, shape)
     index = reshape_to(graph, places, batch)
+    kind = np.int64 if len(axes) > 1 else equation.invars[1].aval.dtype
+    top = np.asarray(shape[axis] - 1, kind)
     index = graph.add("Min", graph.add("Max", index, np.zeros((), kind)), top)
     found = graph.add("Gather", operand, index, axis=axis)
     # ONNX has the places where the axis was; JAX says where the other axes are.
