@@ -62,6 +62,7 @@ class Change(Kind, Protocol):
 
     def takes(self, use: Use) -> bool:
         """Whether a weight with this use can have such a change."""
+        ...
 
     def usual(self, use: Use) -> bool:
         """Whether it has one where the user does not say which weights have."""
@@ -69,6 +70,7 @@ class Change(Kind, Protocol):
 
     def init(self, key: Key, path: str, use: Use) -> dict[str, PyTree]:
         """The parameters of the change of one weight."""
+        ...
 
     def fixed(self, path: str, use: Use) -> dict[str, jax.Array]:
         """What belongs to the change and is no parameter."""
@@ -76,6 +78,7 @@ class Change(Kind, Protocol):
 
     def parts(self, params: dict[str, PyTree], use: Use) -> dict[str, Labeled]:
         """The parameters with the axes of the weight that theirs are."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
