@@ -217,7 +217,9 @@ def test_a_method_that_there_is_no_time_for_is_named(tmp_path, monkeypatch):
 def test_a_folder_without_a_verdict_is_read_again(tmp_path, monkeypatch):
     """There is no page then, and none is looked for."""
     monkeypatch.setattr(comparison, "SPLITS", 3)
-    monkeypatch.setattr(comparison, "untrained", lambda *_: {"local_only": "a test"})
+    monkeypatch.setattr(
+        comparison, "find_untrained", lambda *_: {"local_only": "a test"}
+    )
     asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
     for _ in range(2):
         (what,) = fb.auto(columns(4), **asked, minutes=1e-6, quiet=True).verdict
