@@ -147,6 +147,8 @@ Share = Annotated[float, within(Number(above=0, most=1))]
 Inside = Annotated[float, within(checks.CHANCE)]
 """Above 0 and below 1."""
 
+Split = Literal["train", "validation", "test"]
+"""Rows that are measured."""
 Names: Any = Annotated[list[Word], Field(min_length=1)]
 """Names of parts of a model."""
 

@@ -28,13 +28,13 @@ from fedblend.config.table import (
     Inside,
     NotNegative,
     Positive,
+    Split,
     Table,
     Word,
     matching,
     within,
 )
 from fedblend.config.tables.federation import Federation
-from fedblend.config.tables.measure import Split
 from fedblend.config.tables.privacy import ProtectRows
 from fedblend.config.toml import LONGEST, parse
 from fedblend.errors import ConfigError, SettingError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedblend import metrics
-from fedblend.config.table import Count, Index, Positive, Table, matching
+from fedblend.config.table import Count, Index, Positive, Split, Table, matching
 from fedblend.core import Loss
 from fedblend.data.dataset import (
     Task,
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedblend.config.config import Config
 
 Metric = Annotated[str, matching(registry.pattern(), registry.in_words())]
-Split = Literal["train", "validation", "test"]
 
 
 class Measure(Table):
