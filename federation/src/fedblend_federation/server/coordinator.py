@@ -186,7 +186,7 @@ class Coordinator(Results):
         head = Message("enroll", experiment, UNKNOWN, fields=terms)
         template = (self.collector.join, self.request)
         requests = {
-            client: (head._replace(client=client), self.engine.params)
+            client: (head._replace(client=client), self.engine.initial.params)
             for client in clients.tolist()
             if self.bases[client] == UNKNOWN
         }
@@ -248,7 +248,7 @@ class Coordinator(Results):
         )
         for client in np.flatnonzero(self.bases != UNKNOWN).tolist():
             own = self.requests[client]
-            deployed = self._deploy(self.down, own, self.engine.params)
+            deployed = self._deploy(self.down, own, self.engine.initial.params)
             payload = deployed._replace(message=deployed.message._replace(round=None))
             base = int(self.bases[client])
             requests[client] = (head._replace(client=client, base=base), payload)

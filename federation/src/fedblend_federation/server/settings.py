@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import trees
 from fedblend.config.config import Config
 from fedblend.config.tables.federation import Federation
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
-from fedblend.simulation.engine import Engine
+from fedblend.simulation.engine import Engine, Initial
 from fedblend.simulation.rounds import Members, Settings
 from fedblend.simulation.sampling import client_weights
 from fedblend_federation.secure.flatten import coarse
@@ -192,10 +191,12 @@ def rowless_engine(
         settings,
         key=setup.key,
         over=None,
-        params=trees.strongly_typed(setup.params),
-        own_params=False,
+        initial=Initial(setup.params, setup.key, each=False),
         examples={"train": rows},
         central=setup.central,
+        own_rows=False,
+        replicas=None,
+        rounds=rules.rounds,
     )
     return engine, weights
 
