@@ -4,10 +4,12 @@
 # A fresh machine needs Python 3.11 or newer and make; everything else is set up here.
 #   make demo    a first federated run, in a few seconds
 #   make test    the tests
+#   make test-slow    the slow tests, hours; continues where it stopped
 #   make lint    style and types
 #   make docs    the documentation as a website, site/index.html
 #   make bench   the time of a round, beside other ways to compute it
 #   make cards   the benchmark cards: whole runs, at most a minute of each
+#   make release builds the distributions and tries them in a fresh environment
 #   make clean   removes what was set up
 
 PYTHON ?= python3
@@ -27,13 +29,16 @@ CHECK := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/
   || { echo "error: '$(PYTHON)' is not Python 3.11 or newer; make PYTHON=... names one" \
   >&2; exit 1; }
 
-.PHONY: demo test lint docs bench cards clean
+.PHONY: demo test test-slow lint docs bench cards release clean
 
 demo: .venv/.ready
 	@$(BIN)/fedblend demo
 
 test: .venv/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: .venv/.ready
+	@$(BIN)/python tools/slow_tests.py $(GROUPS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -52,6 +57,10 @@ cards: .venv/.ready
 	@$(MAKE) --no-print-directory .venv-torch/.ready || echo "PyTorch is left out"
 	@$(MAKE) --no-print-directory .venv-fedjax/.ready || echo "FedJAX is left out"
 	@$(BIN)/python benchmarks/run.py cards --peers --limit 60 --out cards
+
+release:
+	@$(CHECK)
+	@$(PYTHON) tools/release.py
 
 clean:
 	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist site cards

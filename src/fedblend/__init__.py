@@ -19,7 +19,7 @@ from typing import Any
 
 from fedblend import cpu_devices
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _homes() -> dict[str, str]:

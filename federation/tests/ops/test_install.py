@@ -7,11 +7,11 @@ import re
 import stat
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import fedblend
 from fedblend.config.config import load
 from fedblend_federation.contract import contract_of
 from fedblend_federation.ops.provision import provision
@@ -149,7 +149,7 @@ def test_what_is_installed_can_be_named(given, own, tmp_path):
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    released = f"fedblend-federation=={metadata.version('fedblend')}"
+    released = f"fedblend-federation=={fedblend.__version__}"
     wanted = given or f"--find-links my wheels {released}"
     assert log.read_text() == f"{wanted}\n"
     unit = (root / HOME / "node" / "fedblend-node.service").read_text()
