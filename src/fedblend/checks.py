@@ -212,7 +212,7 @@ class Paths:
         if not several or not all(isinstance(name, str) for name in value):
             allowed = "a list of names of parameters, or a function of a path"
             raise UserError(key, value, allowed)
-        return Parts(key, tuple(value))
+        return PathSelector(key, tuple(value))
 
 
 PATHS = Paths()
@@ -221,7 +221,7 @@ PartNames = Annotated[Callable[[str], bool] | Sequence[str], PATHS]
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class PathSelector:
     """Whether the parameter of a path has one of these names, or is below one."""
 
     key: str
@@ -234,7 +234,7 @@ class Parts:
 
 def require_parts(parts: Callable[[str], bool], params: Any) -> None:
     """Refuse a name given to ``PATHS`` that no parameter of a model has."""
-    if not isinstance(parts, Parts):
+    if not isinstance(parts, PathSelector):
         return
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     paths = [path for path, _ in leaves]

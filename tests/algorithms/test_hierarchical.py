@@ -9,7 +9,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.errors import UserError
-from fedblend.runs.auto.linear import Rows, hierarchical_models
+from fedblend.runs.auto.linear import PooledRows, hierarchical_models
 
 COUNTS = np.array([30, 12, 45, 8, 21])
 WORK = fb.Work(1.0, steps=8, batch_size=None)
@@ -43,7 +43,7 @@ def models(kind, rounds, work=WORK, **options):
     run = fb.simulate(algorithm, model.init, data, jax.random.key(0), rounds=rounds)
     found = run.complete().personal_models(range(5))
     vectors = [np.column_stack([one.bias, one.weight]).ravel() for one in found]
-    expected = hierarchical_models(kind, Rows.of(data.train), outputs, **options)
+    expected = hierarchical_models(kind, PooledRows.of(data.train), outputs, **options)
     return run, np.stack(vectors), expected
 
 

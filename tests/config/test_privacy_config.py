@@ -21,7 +21,7 @@ from fedblend.config.tables.data import AnyData
 from fedblend.config.tables.federation import Federation
 from fedblend.config.tables.model import NAMED_MODELS, ImportedModel
 from fedblend.config.tables.privacy import EXAMINED, SCOPE, Privacy, report
-from fedblend.config.tables.run import Run
+from fedblend.config.tables.run import RunTable
 from fedblend.data.dataset import DATASETS
 from fedblend.errors import ConfigError
 from fedblend.runs import tune
@@ -251,7 +251,7 @@ def test_every_setting_was_examined_and_a_new_one_is_no_guarantee(
     configured, monkeypatch
 ):
     """Whoever adds a key decides here what it does to privacy."""
-    known = {"run": Run, "privacy": Privacy, "compress": Compress}
+    known = {"run": RunTable, "privacy": Privacy, "compress": Compress}
     known |= {"central": Central, "federation": Federation, "adapt": Adapt}
     for name, table in {"config": Config, **known}.items():
         assert set(EXAMINED[name].split()) == set(table.model_fields), name

@@ -17,7 +17,7 @@ from fedblend.config.tables.data import AnyData
 from fedblend.config.tables.measure import Measure
 from fedblend.config.tables.model import NAMED_MODELS, ImportedModel
 from fedblend.config.tables.privacy import Privacy
-from fedblend.config.tables.run import Run
+from fedblend.config.tables.run import RunTable
 
 HOME = Path(__file__).parents[2]
 
@@ -60,7 +60,7 @@ def classes() -> dict[str, type]:
     rules = [get_args(one)[0] for one in get_args(get_args(local_work.Rule)[0])]
     schedules = get_args(get_args(local_work.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
-    every += [Run, Measure, Privacy]
+    every += [RunTable, Measure, Privacy]
     models = (*NAMED_MODELS, ImportedModel)
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}

@@ -7,8 +7,8 @@ import pytest
 
 from fedblend.report.tables import (
     Cell,
-    Column,
-    Table,
+    MeasureColumn,
+    MethodTable,
     bits_text,
     escaped,
     latex,
@@ -17,15 +17,15 @@ from fedblend.report.tables import (
 )
 
 VALUES = {"a_b": [0.90, 0.92], "c|d": [0.80, 0.86]}
-TABLE = Table(
+TABLE = MethodTable(
     list(VALUES),
     [
-        Column(
+        MeasureColumn(
             "accuracy (%)",
             {name: Cell(of, best=name == "a_b") for name, of in VALUES.items()},
             100.0,
         ),
-        Column("bits", {"a_b": Cell(text="1.5 Mbit")}),
+        MeasureColumn("bits", {"a_b": Cell(text="1.5 Mbit")}),
     ],
     "Mean ± deviation & more.",
 )
@@ -58,7 +58,7 @@ def test_latex_is_booktabs_with_everything_escaped():
 
 
 def test_a_value_that_is_not_finite_is_named():
-    table = Table(["a"], [Column("loss", {"a": Cell([1.0, np.nan])})], "")
+    table = MethodTable(["a"], [MeasureColumn("loss", {"a": Cell([1.0, np.nan])})], "")
     assert "| a | not finite |" in markdown(table)
     assert r"a & not finite \\" in latex(table)
 
@@ -87,7 +87,9 @@ def test_special_signs_of_latex():
 
 def test_names_are_no_markup():
     name = "a\n\n\\input{x} ^^5c`b` [x](y) <i>"
-    table = Table([name], [Column("n", {name: Cell(text="1^^5cinput")})], "")
+    table = MethodTable(
+        [name], [MeasureColumn("n", {name: Cell(text="1^^5cinput")})], ""
+    )
     shown = latex(table)
     assert "\n\n" not in shown and "\\input" not in shown and "^^" not in shown
     row = markdown(table).splitlines()[2]

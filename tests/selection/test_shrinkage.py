@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedblend.selection import shrinkage
-from fedblend.selection.shrinkage import ClientCosts, Population, Posterior
+from fedblend.selection.shrinkage import ClientCosts, CostMoments, Posterior
 
 ARMS = 3
 
@@ -85,7 +85,7 @@ def literal_round(clients, federation):
     within = federation.within
     scale = np.trace(np.linalg.inv(within) @ spread) / len(clients) / ARMS
     between = (spread + 3 * scale * within) / (len(clients) + 3)
-    return Population(federation.level, within, line, between)
+    return CostMoments(federation.level, within, line, between)
 
 
 def test_a_round_against_loops():
@@ -93,7 +93,7 @@ def test_a_round_against_loops():
     before = shrinkage.learn(clients, rounds=2)
     expected = literal_round(clients, before)
     found = shrinkage.learn(clients, rounds=3)
-    for name in Population._fields:
+    for name in CostMoments._fields:
         np.testing.assert_allclose(
             getattr(found, name),
             getattr(expected, name),
@@ -144,7 +144,7 @@ def test_the_truth_is_nearer_than_the_means_are():
 
 
 def test_models_of_all_rows_are_better_by_the_slope():
-    belief = Population(1.0, np.eye(1), np.array([[5.0], [-2.0]]), np.eye(1))
+    belief = CostMoments(1.0, np.eye(1), np.array([[5.0], [-2.0]]), np.eye(1))
     client = ClientCosts(np.zeros((0, 1)), trained=10, deployed=20)
     assert shrinkage.fold_posterior(client, belief).mean == 5 - 2 * math.log(10)
     assert shrinkage.posterior(client, belief).mean == pytest.approx(

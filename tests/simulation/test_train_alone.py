@@ -12,7 +12,7 @@ import pytest
 import fedblend as fb
 from fedblend.data.federated import rows_held_out
 from fedblend.simulation import train_alone
-from fedblend.simulation.result import Budget, still_improving
+from fedblend.simulation.result import LocalBudget, still_improving
 from fedblend.simulation.simulate import RunSpec
 from fedblend.simulation.train_alone import Look
 from fedblend_federation.client.executor import Alone, ClientSetup, Executor
@@ -79,7 +79,7 @@ def test_a_loss_that_falls_slowly_goes_on_to_the_bound_and_says_so():
 
 def test_what_gets_worse_again_is_taken_where_it_was_best():
     looks = stopped(lambda at: -abs(math.log((at + 1) / 9)), 50)
-    assert train_alone.best_budget(looks, 50, "rows", "loss") == Budget(
+    assert train_alone.best_budget(looks, 50, "rows", "loss") == LocalBudget(
         8, "rows", "loss", looks[-1].round, False
     )
     assert 50 <= looks[-1].round < 65
@@ -89,14 +89,14 @@ def test_what_improves_for_ever_is_cut_short_and_said_so():
     looks = stopped(lambda at: float(at), 20)
     last = looks[-1].round
     assert 400 <= last < 500
-    assert train_alone.best_budget(looks, 20, "rows", "mse") == Budget(
+    assert train_alone.best_budget(looks, 20, "rows", "mse") == LocalBudget(
         last, "rows", "mse", last, True
     )
 
 
 def test_without_rows_that_say_anything_it_is_the_least():
     looks = stopped(lambda at: train_alone.score(MEAN_LOSS, math.nan), 30)
-    assert train_alone.best_budget(looks, 30, "rows", "loss") == Budget(30)
+    assert train_alone.best_budget(looks, 30, "rows", "loss") == LocalBudget(30)
 
 
 def test_what_becomes_finite_late_is_no_end():

@@ -26,7 +26,7 @@ from fedblend.config.build import Method, method
 from fedblend.config.config import Config, dump, loads
 from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.tables import select
-from fedblend.config.tables.data import Nodes
+from fedblend.config.tables.data import NodeRows
 from fedblend.config.tables.model import has_constants, loss_name, model_of, smoothness
 from fedblend.config.tables.select import LOOKED_UP
 from fedblend.config.theory_rates import Rates, asks_for_constants, rates
@@ -35,7 +35,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.errors import ConfigError
 from fedblend.metrics import main_first
-from fedblend.simulation.result import Budget
+from fedblend.simulation.result import LocalBudget
 from fedblend.theory.constants import Smoothness
 from fedblend_federation import raw_tables
 
@@ -68,7 +68,7 @@ class Contract:
     """
 
     config: Config
-    nodes: Nodes
+    nodes: NodeRows
 
     @property
     def clients(self) -> int:
@@ -254,14 +254,14 @@ class Contract:
         )
         return built._replace(algorithm=algorithm)
 
-    def budget_alone(self, built: Method) -> Budget | None:
+    def budget_alone(self, built: Method) -> LocalBudget | None:
         """How many rounds a client trains alone for comparison; None if it does not."""
         local = self.config.measure.local
         if built.local is None:
             return None
         if not isinstance(local, bool):
-            return Budget(local)
-        return Budget(None, "its own rows", main_first(built.measures)[0])
+            return LocalBudget(local)
+        return LocalBudget(None, "its own rows", main_first(built.measures)[0])
 
     def central_shapes(self) -> Shard | None:
         """Shapes and dtypes of the server's rows, as nodes assume them."""
@@ -329,7 +329,7 @@ def contract_of(config: Config) -> Contract:
         ConfigError: it is for one machine, or has keys that are not for a federation.
     """
     data = config.data
-    if not isinstance(data, Nodes):
+    if not isinstance(data, NodeRows):
         raise ConfigError(
             f'data.partition: is "{data.partition}"; a federation needs "nodes"'
         )

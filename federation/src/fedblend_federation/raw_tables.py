@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.config import toml
-from fedblend.config.tables.data import Nodes
+from fedblend.config.tables.data import NodeRows
 from fedblend.data.dataset import DataError, Dataset, task_of
 from fedblend.data.federated import Shards
 from fedblend.data.preprocess.columns import Column, Kind
@@ -41,7 +41,7 @@ KINDS: dict[str, Kind] = {
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def schema_of(data: Nodes) -> Schema | None:
+def schema_of(data: NodeRows) -> Schema | None:
     """The schema that a configuration states; None where nodes have numbers."""
     if data.raw is None:
         return None

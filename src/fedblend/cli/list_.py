@@ -10,7 +10,7 @@ import typer
 from fedblend.cli import data, screen
 
 
-class Kind(StrEnum):
+class Listing(StrEnum):
     """What can be listed."""
 
     algorithms = "algorithms"
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
+    kind: Annotated[Listing, typer.Argument(help="What to list.", show_choices=True)],
 ) -> None:
     """List the algorithms, datasets, models or transforms.
 
@@ -31,10 +31,10 @@ def list_(
     fedblend list datasets
     """
     lists = {
-        Kind.algorithms: _algorithms,
-        Kind.datasets: data.list_,
-        Kind.models: _models,
-        Kind.transforms: _transforms,
+        Listing.algorithms: _algorithms,
+        Listing.datasets: data.list_,
+        Listing.models: _models,
+        Listing.transforms: _transforms,
     }
     lists[kind]()
 

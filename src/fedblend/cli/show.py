@@ -12,7 +12,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import option
 
 
-class Format(StrEnum):
+class RunFormat(StrEnum):
     """How a run is printed."""
 
     table = "table"
@@ -23,8 +23,8 @@ class Format(StrEnum):
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     format: Annotated[
-        Format, option("csv prints every measured number on a line of its own.")
-    ] = Format.table,
+        RunFormat, option("csv prints every measured number on a line of its own.")
+    ] = RunFormat.table,
 ) -> None:
     """Show a run: a table of its models, its costs, and a plot.
 
@@ -49,7 +49,7 @@ def show(
     finished = run.summary.is_file()
     last = list({row.get("seed"): row for row in rows}.values())
     summary: dict[str, Any] = read_summary(run) if finished else {"runs": last}
-    if format is not Format.table:
+    if format is not RunFormat.table:
         _print(rows, summary, format, folder)
         return
     try:
@@ -63,14 +63,14 @@ def show(
 
 
 def _print(
-    rows: list[dict[str, Any]], summary: dict[str, Any], format: Format, folder: Path
+    rows: list[dict[str, Any]], summary: dict[str, Any], format: RunFormat, folder: Path
 ) -> None:
     """Print a run for other programs."""
     from fedblend.errors import RunError
     from fedblend.report.records import tidy
     from fedblend.runs.run_folder import as_json, csv_text
 
-    if format is Format.json:
+    if format is RunFormat.json:
         typer.echo(as_json(summary))
         return
     try:

@@ -22,7 +22,7 @@ NAME = "one mask"
 """Of the random keys, and of the part of a message that has the seed."""
 
 
-class Change(NamedTuple):
+class MaskedChange(NamedTuple):
     """How the shared model came about: its change, the seed of the entries, if any."""
 
     change: PyTree
@@ -55,18 +55,18 @@ def at(compressor: Compressor, seed: jax.Array) -> Compressor:
     )
 
 
-def unchanged(shared: PyTree) -> Change:
+def unchanged(shared: PyTree) -> MaskedChange:
     """That of the first message."""
     seed, first = jnp.zeros(2, jnp.uint32), jnp.ones((), bool)
-    return Change(trees.zeros_like(shared), seed, first)
+    return MaskedChange(trees.zeros_like(shared), seed, first)
 
 
-def changed(change: PyTree, seed: jax.Array) -> Change:
+def changed(change: PyTree, seed: jax.Array) -> MaskedChange:
     """That of a later message."""
-    return Change(change, seed, jnp.zeros((), bool))
+    return MaskedChange(change, seed, jnp.zeros((), bool))
 
 
-def told(compressor: Compressor, shared: PyTree, past: Change) -> Told:
+def told(compressor: Compressor, shared: PyTree, past: MaskedChange) -> Told:
     """The message: the entries of the change, which has no others; all at first."""
     vector, layout = trees.ravel(past.change)
     own, omega = at(compressor, past.seed), compressor.omega

@@ -38,7 +38,7 @@ from fedblend.config.tables.federation import Federation, check_secure
 from fedblend.config.tables.measure import Measure
 from fedblend.config.tables.populations import Populations
 from fedblend.config.tables.privacy import Privacy, Protect
-from fedblend.config.tables.run import Run
+from fedblend.config.tables.run import RunTable
 from fedblend.config.tables.select import Select
 from fedblend.errors import ConfigError, SettingError
 from fedblend.registry import ALGORITHMS
@@ -53,7 +53,7 @@ NEEDED = ("data", "algorithm")
 _PATHS = {"data": ("file", "path"), "central": ("file", "path"), "adapt": ("base",)}
 """The keys that are paths, by table."""
 _KEYS = {
-    **{name: f"run.{name}" for name in Run.model_fields},
+    **{name: f"run.{name}" for name in RunTable.model_fields},
     "splits": "measure.splits",
     "measure_on": "measure.on",
 }
@@ -76,13 +76,13 @@ class Config(Table):
     populations: Populations | None = None
     attack: Attack | None = None
     protect: Protect | None = None
-    run: Run
+    run: RunTable
     measure: Measure = Measure()
     federation: Federation | None = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> "Config":
-        federated = isinstance(self.data, data.Nodes)
+        federated = isinstance(self.data, data.NodeRows)
         self._check_cohorts(federated)
         if self.protect is not None:
             wrong = "is not for a federation; the policy of each node has it"

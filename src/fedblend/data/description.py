@@ -17,7 +17,7 @@ SHOWN = 8
 """Classes that are listed."""
 
 
-class Description(NamedTuple):
+class TableDescription(NamedTuple):
     """What a table holds."""
 
     lines: tuple[str, ...]
@@ -30,7 +30,7 @@ class Description(NamedTuple):
 
 def describe(
     source: Any, *, client: str | None = None, target: str | None = None
-) -> Description:
+) -> TableDescription:
     """What a table holds, and what preprocessing makes of it.
 
     Args:
@@ -44,7 +44,7 @@ def describe(
         known = {name: table.columns[name] for name in table.others((client,))}
         schema = schema_of(known)
         lines = [f"{table.rows} rows; no target is named", _inputs(schema)]
-        return Description(tuple(lines), describe_columns(schema), table.notes)
+        return TableDescription(tuple(lines), describe_columns(schema), table.notes)
     names: dict[str, Any] = {"target": target, "client": client}
     dataset = read(source, **names)
     lines = [f"{len(dataset.rows[0])} rows", *_clients(dataset), *_targets(dataset)]
@@ -57,7 +57,7 @@ def describe(
     schema = dataset.schema
     assert schema is not None
     lines.append(_inputs(schema))
-    return Description(tuple(lines), describe_columns(schema), dataset.notes)
+    return TableDescription(tuple(lines), describe_columns(schema), dataset.notes)
 
 
 def _inputs(schema: Schema) -> str:

@@ -18,7 +18,7 @@ from fedblend.checks import PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
 from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.preprocessing import Preprocessing, fit
-from fedblend.data.preprocess.schema import Encoded, Schema
+from fedblend.data.preprocess.schema import EncodedColumns, Schema
 from fedblend.errors import SettingError, UserError, shown
 
 
@@ -259,7 +259,7 @@ def federate(
         split: another number shuffles the rows of each client anew, and holds out as
             many, but others.
     """
-    if any(isinstance(leaf, Encoded) for leaf in jax.tree.leaves(rows)):
+    if any(isinstance(leaf, EncodedColumns) for leaf in jax.tree.leaves(rows)):
         raise DataError(
             "federate: these rows are those of a raw table, and no inputs yet; "
             "fb.data.federate_dataset(dataset, partition) preprocesses them"

@@ -41,7 +41,7 @@ from fedblend.data.dataset import (
 )
 from fedblend.data.federated import FederatedData, Shards, held_out, rows_held_out
 from fedblend.data.readers.arrays import Raw
-from fedblend.data.readers.tables import Table, check_names, read_table, stacked
+from fedblend.data.readers.tables import RawTable, check_names, read_table, stacked
 from fedblend.data.readers.targets import targets_of, with_kind, with_labels
 from fedblend.errors import UserError
 
@@ -273,7 +273,7 @@ def dataset_in(folder: str | Path) -> Dataset:
         )
 
 
-class Found(NamedTuple):
+class FirstReading(NamedTuple):
     """What the first reading of a file found."""
 
     names: np.ndarray
@@ -291,7 +291,7 @@ def shard_table(
     inputs: Sequence[str] | None = None,
     kind: Kind | None = None,
     seed: int = 0,
-) -> Found:
+) -> FirstReading:
     """Write the rows of a Parquet file to a folder of shards.
 
     Args:
@@ -320,7 +320,7 @@ def shard_table(
         real = found.task.kind == "regression"
         shape = {"mode": "w+", "dtype": np.float32 if real else np.int32}
         y = np.lib.format.open_memmap(beside / "1.npy", **shape, shape=(total,))
-        places = _Places(found.counts, seed)
+        places = _RowPlaces(found.counts, seed)
         for table, labels in _tables(file, path, [*known, *chosen], target, client):
             rows = stacked({name: table.columns[name] for name in chosen}, str(path))
             values = targets_of(labels[0], found.task, str(path))
@@ -338,7 +338,7 @@ def shard_table(
 
 def _tables(
     file: Any, path: Path, columns: list[str], target: str, client: str | None
-) -> Iterator[tuple[Table, list[np.ndarray]]]:
+) -> Iterator[tuple[RawTable, list[np.ndarray]]]:
     """Pieces of a file, with target and client of every row."""
     arrow = require("pyarrow", "Parquet files")
     for group in range(file.num_row_groups):
@@ -351,7 +351,7 @@ def _tables(
 
 def _looked_through(
     file: Any, path: Path, target: str, client: str | None, kind: Kind | None
-) -> Found:
+) -> FirstReading:
     """Whose rows a file has, and what its targets mean."""
     counts: Counter[Any] = Counter()
     values = np.zeros(0)
@@ -369,10 +369,10 @@ def _looked_through(
     dataset = with_kind(Raw(inputs, values, None), kind, str(path), path.stem)
     names = np.array(sorted(counts))
     sizes = np.array([counts[name] for name in names.tolist()], np.int64)
-    return Found(names, sizes, task_of(dataset))
+    return FirstReading(names, sizes, task_of(dataset))
 
 
-class _Places:
+class _RowPlaces:
     """Where each next row of a client goes, in the random order of its rows."""
 
     def __init__(self, counts: np.ndarray, seed: int):

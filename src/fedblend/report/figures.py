@@ -28,7 +28,7 @@ from fedblend.report.looks import (
     Alone,
     label,
 )
-from fedblend.report.measures import Clients, Comparison, Curve, Row
+from fedblend.report.measures import Clients, Curve, ModelScores, Row
 from fedblend.simulation.result import Results
 from fedblend.stats.gains import Evidence
 
@@ -116,7 +116,7 @@ def plot_rows(
 
 
 def plot_harm(
-    found: Comparison,
+    found: ModelScores,
     clients: Clients,
     stem: Path,
     alone: Alone = None,
@@ -177,7 +177,7 @@ def curves_figure(
     rows: list[Row],
     split: str,
     alone: Alone,
-    gains: Comparison | None = None,
+    gains: ModelScores | None = None,
     names: Sequence[str] = (),
 ) -> Any:
     """Metrics by rounds and by bits, a line for each model; gains below."""

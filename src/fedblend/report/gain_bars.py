@@ -9,7 +9,7 @@ import numpy as np
 
 from fedblend.report import measures
 from fedblend.report.looks import COLORS, HARM, UNSURE, Alone, label
-from fedblend.report.measures import Clients, Comparison
+from fedblend.report.measures import Clients, ModelScores
 from fedblend.stats.gains import Gain, gain_summary
 
 MOST_NAMES, LONGEST_NAME = 30, 18
@@ -18,7 +18,7 @@ MOST_NAMES, LONGEST_NAME = 30, 18
 
 def draw_gains(
     axes: Any,
-    found: Comparison,
+    found: ModelScores,
     alone: Alone,
     names: Sequence[str] = (),
 ) -> None:
@@ -51,7 +51,7 @@ def _shortened(name: str) -> str:
 
 
 def draw_gains_by_rows(
-    axes: Any, found: Comparison, clients: Clients, alone: Alone
+    axes: Any, found: ModelScores, clients: Clients, alone: Alone
 ) -> None:
     """The gains against the clients' training rows."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -131,7 +131,7 @@ def training_alone(alone: Mapping[str, Any]) -> str:
     return f"{rounds_alone(alone)}{at}, {best} for {alone['metric']} on {rows}"
 
 
-class Comparison(NamedTuple):
+class ModelScores(NamedTuple):
     """One metric of all models of the measured clients; means over seeds."""
 
     split: str
@@ -164,7 +164,7 @@ class Clients(NamedTuple):
     """The weight of the shared model, where there is one."""
 
 
-def compared(evidence: Evidence, split: str, metric: str) -> Comparison | None:
+def compared(evidence: Evidence, split: str, metric: str) -> ModelScores | None:
     """The comparison, or None where there is no other model to compare with."""
     gains = {
         other: evidence.gain(split, metric, other) for other in evidence.others(split)
@@ -175,12 +175,12 @@ def compared(evidence: Evidence, split: str, metric: str) -> Comparison | None:
         model: np.mean([of[split][model][metric] for of in evidence.measured], axis=0)
         for model in evidence.measured[0][split]
     }
-    return Comparison(split, metric, values, gains, len(evidence.measured))
+    return ModelScores(split, metric, values, gains, len(evidence.measured))
 
 
 def compare_run(
     run: Results, rows: list[Row], alpha: np.ndarray | None = None
-) -> tuple[Comparison, Clients] | None:
+) -> tuple[ModelScores, Clients] | None:
     """The models of a completed run by the main metric of its first shown split.
 
     Args:
@@ -203,7 +203,7 @@ def compare_run(
     return found, Clients(ids, names, data.train.counts[ids], test, alpha)
 
 
-def harm_rows(found: Comparison, clients: Clients) -> list[dict[str, Any]]:
+def harm_rows(found: ModelScores, clients: Clients) -> list[dict[str, Any]]:
     """The rows of ``harm.csv``: one for each client, the most harmed first.
 
     ``harm`` is the largest loss to another model by the measured values alone, 0 where
@@ -249,7 +249,7 @@ def _cell(value: Any) -> float | str:
     return float(value) if np.isfinite(value) else ""
 
 
-def harm_columns(run: Results, found: Comparison) -> dict[str, np.ndarray]:
+def harm_columns(run: Results, found: ModelScores) -> dict[str, np.ndarray]:
     """Each client's interval of the gain and whether it is harmed, for ``clients.csv``.
 
     Arrays over the measured clients, and over seeds where there are several.
@@ -272,7 +272,7 @@ def harm_columns(run: Results, found: Comparison) -> dict[str, np.ndarray]:
     }
 
 
-def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
+def sentence(found: ModelScores, alone: dict[str, Any] | None = None) -> str:
     """How many clients are harmed and by how much, for all other models."""
     parts = [in_words(gain_summary(gain), name) for name, gain in found.gains.items()]
     if alone is not None:

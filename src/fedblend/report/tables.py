@@ -32,7 +32,7 @@ class Cell(NamedTuple):
     best: bool = False
 
 
-class Column(NamedTuple):
+class MeasureColumn(NamedTuple):
     """A column: its heading, a cell for each row, the factor of its unit."""
 
     head: str
@@ -40,11 +40,11 @@ class Column(NamedTuple):
     scale: float = 1.0
 
 
-class Table(NamedTuple):
+class MethodTable(NamedTuple):
     """Methods by columns, with a caption."""
 
     rows: Sequence[str]
-    columns: Sequence[Column]
+    columns: Sequence[MeasureColumn]
     caption: str
 
     def cells(self, sign: str) -> list[list[tuple[str, bool]]]:
@@ -66,7 +66,7 @@ class Table(NamedTuple):
         ]
 
 
-def markdown(table: Table) -> str:
+def markdown(table: MethodTable) -> str:
     """The table in Markdown; best values are bold."""
     heads = ["method", *(column.head for column in table.columns)]
     lines = [
@@ -93,7 +93,7 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def latex(table: Table) -> str:
+def latex(table: MethodTable) -> str:
     r"""The table in LaTeX; it needs ``\usepackage{booktabs}``."""
     heads = ["method", *(column.head for column in table.columns)]
     lines = [
@@ -129,7 +129,7 @@ def escaped(text: str) -> str:
     return "".join(_SPECIAL.get(sign, sign) for sign in line).replace("±", r"$\pm$")
 
 
-def _decimals(column: Column) -> int:
+def _decimals(column: MeasureColumn) -> int:
     """Decimals that show two digits of the smallest deviation, or four of a value."""
     values = [np.asarray(cell.values) * column.scale for cell in column.cells.values()]
     spreads = [of.std(ddof=1) for of in values if len(of) > 1]

@@ -25,7 +25,7 @@ from fedblend.errors import RunError
 from fedblend.metrics import Spread, over_clients
 from fedblend.report import tables
 from fedblend.report.measures import shown_splits, value_at
-from fedblend.report.tables import Cell, Column, Table
+from fedblend.report.tables import Cell, MeasureColumn, MethodTable
 from fedblend.runs import run_folder
 from fedblend.runs.paired import (
     ALONE,
@@ -78,7 +78,7 @@ class Comparison(NamedTuple):
     """By metric: the run that is clearly better than all others, or None."""
     results: Rows
     target: Rows
-    table: Table
+    table: MethodTable
     split: str
     lower: frozenset[str]
     """The metrics of which less is better."""
@@ -137,7 +137,7 @@ def write(
         best={metric: best(tested, metric) for metric in chosen},
         results=result_rows(folders, known),
         target=_to_target(folders, known, target, found),
-        table=Table([], [], ""),
+        table=MethodTable([], [], ""),
         split=first.saved.split,
         lower=frozenset(
             name
@@ -195,7 +195,7 @@ def best(tested: Sequence[Difference], metric: str) -> str | None:
 
 def summary_table(
     made: Comparison, found: Mapping[str, Contender], target: TargetValue | None
-) -> Table:
+) -> MethodTable:
     """Methods by what a paper shows of them."""
     first = next(iter(found.values()))
     columns = []
@@ -214,8 +214,8 @@ def summary_table(
             for name, of in found.items()
         }
         split = first.saved.split
-        columns.append(Column(f"{split} {metric}{unit}", means, scale))
-        columns.append(Column(f"worst tenth{unit}", worst, scale))
+        columns.append(MeasureColumn(f"{split} {metric}{unit}", means, scale))
+        columns.append(MeasureColumn(f"worst tenth{unit}", worst, scale))
     columns += _cost_columns(made, target)
     seeds = len(first.saved.seeds)
     spread = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
@@ -225,7 +225,7 @@ def summary_table(
         sure = "No method is better than every other one for sure (Holm, 5 %)."
     clients = len(first.saved.ids)
     caption = f"Mean over {clients} clients{spread}. {sure}"
-    return Table(list(found), columns, caption)
+    return MethodTable(list(found), columns, caption)
 
 
 def _spreads(of: Contender, metric: str) -> list[Spread]:
@@ -234,7 +234,7 @@ def _spreads(of: Contender, metric: str) -> list[Spread]:
     return [over_clients(one, of.saved.counts, better) for one in of.values(metric)]
 
 
-def _cost_columns(made: Comparison, target: TargetValue | None) -> list[Column]:
+def _cost_columns(made: Comparison, target: TargetValue | None) -> list[MeasureColumn]:
     """Bits in all, or what it took to reach the target."""
     heads = {"bits_up": "bits up", "bits_down": "bits down"}
     cells: dict[str, dict[str, Cell]] = {}
@@ -252,7 +252,7 @@ def _cost_columns(made: Comparison, target: TargetValue | None) -> list[Column]:
             else:
                 text = tables.reached(own, key)
             cells.setdefault(key, {})[name] = Cell(text=text)
-    return [Column(head, cells[key]) for key, head in heads.items()]
+    return [MeasureColumn(head, cells[key]) for key, head in heads.items()]
 
 
 def _facts(made: Comparison) -> dict[str, Any]:

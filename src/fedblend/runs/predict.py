@@ -16,7 +16,7 @@ from fedblend.data.dataset import DataError, Task, require
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.preprocess.values import is_missing, word
 from fedblend.data.readers.read import read_inputs
-from fedblend.data.readers.tables import FILES, Table, read_table
+from fedblend.data.readers.tables import FILES, RawTable, read_table
 from fedblend.data.readers.targets import labels_of
 from fedblend.errors import RunError
 from fedblend.runs.export.portable import Portable, described, read_portable
@@ -95,7 +95,7 @@ def predict_file(
     return predict_all(read_portable(path, imports=imports), source)
 
 
-def table_of(source: Any) -> Table | None:
+def table_of(source: Any) -> RawTable | None:
     """The columns of a source that has some."""
     if isinstance(source, str | Path):
         path = Path(source)
@@ -120,7 +120,7 @@ def predict_all(
 def predict_by_client(
     model: Callable[[int], Predictor],
     names: Sequence[str],
-    table: Table,
+    table: RawTable,
     column: str,
     others: Sequence[str] = (),
 ) -> TablePredictions:

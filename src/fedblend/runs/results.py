@@ -197,7 +197,7 @@ def draw(
     folder: Folder,
     run: Results,
     rows: list[Row],
-    found: tuple[measures.Comparison, measures.Clients] | None,
+    found: tuple[measures.ModelScores, measures.Clients] | None,
     formats: Sequence[str] = USUAL,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""

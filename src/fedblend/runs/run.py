@@ -268,7 +268,7 @@ def stages(
             else:
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(place_states("local", own))
-            runs["local"].budget = train_alone.Budget(own.rounds, rate=factor)
+            runs["local"].budget = train_alone.LocalBudget(own.rounds, rate=factor)
             runs["local"].earlier_seconds = seconds
         spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
         runs["federated"] = set_up(place_states("federated", spec))

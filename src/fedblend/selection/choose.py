@@ -47,7 +47,7 @@ from fedblend.selection.arms import (
     models_of,
     row_metrics,
 )
-from fedblend.selection.shrinkage import ClientCosts, Decision, Population
+from fedblend.selection.shrinkage import ClientCosts, CostMoments, Decision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, check_key, set_up
 
@@ -95,7 +95,7 @@ class Choice(NamedTuple):
     metric: str
     sign: int
     """Times a cost is the metric."""
-    federation: Population
+    federation: CostMoments
     federated_data: FederatedData
 
     @property
@@ -292,7 +292,7 @@ def decisions_without_folds(
 
 def _beliefs(
     clients: Sequence[ClientCosts], references: Sequence[int], guard: float
-) -> tuple[Population, tuple[Decision, ...]]:
+) -> tuple[CostMoments, tuple[Decision, ...]]:
     """What the server learns, and what clients decide."""
     federation = shrinkage.learn(clients)
     beliefs = (shrinkage.posterior(one, federation) for one in clients)

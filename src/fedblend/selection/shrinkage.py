@@ -91,7 +91,7 @@ class ClientCosts(NamedTuple):
         return np.log(means), off / means
 
 
-class Population(NamedTuple):
+class CostMoments(NamedTuple):
     """What the server knows, and sends to all clients."""
 
     level: float
@@ -147,15 +147,15 @@ def second_statistics(client: ClientCosts, level: float) -> dict[str, Any]:
     }
 
 
-def start(mean: dict[str, Any], level: float, clients: int) -> Population:
+def start(mean: dict[str, Any], level: float, clients: int) -> CostMoments:
     """The first guess: clients differ little."""
     within = mean["scatter"] / max(float(mean["freedom"]), 1e-12)
     arms = len(within)
     within = within + (_JITTER * np.trace(within) / arms + 1e-6) * np.eye(arms)
-    return Population(level, within, _line(mean, clients), within / 50)
+    return CostMoments(level, within, _line(mean, clients), within / 50)
 
 
-def client_statistics(client: ClientCosts, federation: Population) -> dict[str, Any]:
+def client_statistics(client: ClientCosts, federation: CostMoments) -> dict[str, Any]:
     """What a client sends in a round of expectation maximization."""
     mean, covariance, weight = fold_posterior(client, federation)
     features = client.features
@@ -166,7 +166,7 @@ def client_statistics(client: ClientCosts, federation: Population) -> dict[str, 
     }
 
 
-def refine(mean: dict[str, Any], federation: Population, clients: int) -> Population:
+def refine(mean: dict[str, Any], federation: CostMoments, clients: int) -> CostMoments:
     """The server's half of a round, of the mean over clients."""
     line = _line(mean, clients)
     cross = line.T @ mean["moment"]
@@ -183,7 +183,7 @@ def _line(mean: dict[str, Any], clients: int) -> np.ndarray:
     return np.linalg.solve(mean["design"] + ridge, mean["moment"])
 
 
-def fold_posterior(client: ClientCosts, federation: Population) -> Posterior:
+def fold_posterior(client: ClientCosts, federation: CostMoments) -> Posterior:
     """What a client believes that the models of its folds cost."""
     level, within, line, between = federation
     prior = client.features @ line
@@ -209,14 +209,14 @@ def fold_posterior(client: ClientCosts, federation: Population) -> Posterior:
     return Posterior(prior + back @ (gain * away), covariance, weight)
 
 
-def posterior(client: ClientCosts, federation: Population) -> Posterior:
+def posterior(client: ClientCosts, federation: CostMoments) -> Posterior:
     """What a client believes that the deployed models cost, trained on all its rows."""
     more = np.log(max(client.deployed, 1)) - np.log(max(client.trained, 1))
     found = fold_posterior(client, federation)
     return found._replace(mean=found.mean + more * federation.line[1])
 
 
-def learn(clients: Sequence[ClientCosts], rounds: int = ROUNDS) -> Population:
+def learn(clients: Sequence[ClientCosts], rounds: int = ROUNDS) -> CostMoments:
     """All rounds of both halves."""
 
     def mean(statistics: list[dict[str, Any]]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class Bits(NamedTuple):
     down: np.ndarray
 
 
-class Budget(NamedTuple):
+class LocalBudget(NamedTuple):
     """How long every client trains alone, and how that was chosen."""
 
     rounds: int | None
@@ -189,7 +189,7 @@ class Results(Protocol):
 
     @property
     def alone(self) -> dict[str, Any] | None:
-        """How long clients train alone, to compare with; see ``Budget``."""
+        """How long clients train alone, to compare with; see ``LocalBudget``."""
         ...
 
     def bits(self, replica: int = 0) -> Bits:

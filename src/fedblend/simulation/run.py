@@ -23,7 +23,7 @@ from fedblend.simulation.evaluate import Evaluation, with_local
 from fedblend.simulation.pipeline import BlockLog, Pipeline
 from fedblend.simulation.result import (
     Bits,
-    Budget,
+    LocalBudget,
     Measures,
     Models,
     Record,
@@ -77,7 +77,7 @@ class Run(Results):
         self.records: list[Any] = []
         self.measured: list[Measured] = []
         self._rows: PyTree = ()
-        self.budget: Budget | None = None
+        self.budget: LocalBudget | None = None
         self.earlier_seconds = self.measure_seconds = 0.0
         self.down: Any = None
         self.server: PyTree = None
@@ -200,7 +200,7 @@ class Run(Results):
         other = self._local
         if other is None:
             return None
-        return (other.budget or Budget(other.rounds))._asdict()
+        return (other.budget or LocalBudget(other.rounds))._asdict()
 
     def summary(self) -> Any:
         """The last record with totals, harmed clients and costs, as plain values.

@@ -31,7 +31,7 @@ import numpy as np
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.metrics import Measure, Metric, as_metrics
-from fedblend.simulation.result import Budget
+from fedblend.simulation.result import LocalBudget
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import measured_ids
 from fedblend.simulation.simulate import RunSpec, set_up
@@ -115,7 +115,7 @@ def train_alone(
     for _ in prolong(trial, metric, rounds):
         pass
     run = set_up(own)
-    run.budget, run.earlier_seconds = Budget(rounds, rate=rate), seconds
+    run.budget, run.earlier_seconds = LocalBudget(rounds, rate=rate), seconds
     return set_best_length(run, trial, metric, rounds)
 
 
@@ -305,10 +305,12 @@ def best_of(seen: Sequence[Look]) -> Look:
     return max(seen, key=lambda look: (look.score, look.second))
 
 
-def best_budget(seen: Sequence[Look], least: int, rows: str, metric: str) -> Budget:
+def best_budget(
+    seen: Sequence[Look], least: int, rows: str, metric: str
+) -> LocalBudget:
     """The best number of rounds; the least where no score is finite."""
     best = best_of(seen)
     if not math.isfinite(best.score):
-        return Budget(least)
+        return LocalBudget(least)
     improving = not has_settled(seen, least)
-    return Budget(best.round, rows, metric, seen[-1].round, improving)
+    return LocalBudget(best.round, rows, metric, seen[-1].round, improving)

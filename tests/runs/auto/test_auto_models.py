@@ -21,7 +21,7 @@ from fedblend.data.download import data_home
 from fedblend.runs.auto import comparison, description, tuning
 from fedblend.runs.auto.candidates import CANDIDATES, Request, configuration
 from fedblend.runs.auto.comparison import AutoComparison, Screen
-from fedblend.runs.auto.linear import Rows, flix_models, hierarchical_models
+from fedblend.runs.auto.linear import PooledRows, flix_models, hierarchical_models
 from fedblend.stats.constant_baseline import constant_losses
 from fedblend.trees import precision
 
@@ -29,8 +29,8 @@ DRAW = np.random.default_rng(0)
 COUNTS = np.array([30, 12, 45, 8])
 INPUTS = np.hstack([np.ones((95, 1)), DRAW.normal(size=(95, 3))])
 SCORE = INPUTS @ [0.5, 1.0, -1.0, 0.3] + np.repeat([1.0, -1.0, 0.0, 2.0], COUNTS)
-NUMBERS = Rows(INPUTS, SCORE + DRAW.normal(size=95), COUNTS)
-CLASSES = Rows(INPUTS, (SCORE + DRAW.logistic(size=95) > 0).astype(int), COUNTS)
+NUMBERS = PooledRows(INPUTS, SCORE + DRAW.normal(size=95), COUNTS)
+CLASSES = PooledRows(INPUTS, (SCORE + DRAW.logistic(size=95) > 0).astype(int), COUNTS)
 
 
 def test_one_model_for_all_is_ridge():
@@ -120,7 +120,9 @@ def test_settings_are_found_wherever_the_search_begins():
     counts = np.full(40, 30)
     inputs = np.hstack([np.ones((1200, 1)), draw.normal(size=(1200, 3))])
     targets = inputs @ [0, 1, 1, 1]
-    train, held = (Rows(inputs, targets + draw.normal(size=1200), counts) for _ in "ab")
+    train, held = (
+        PooledRows(inputs, targets + draw.normal(size=1200), counts) for _ in "ab"
+    )
     chosen, done = tuning.tune(
         task, CANDIDATES[3], [tuning.Split(train, held)], {}, lambda: True
     )
@@ -137,7 +139,7 @@ def distance(found: AutoComparison) -> float:
     built = build(config)
     alone, pooled, constants = [], [], []
     for data in built.federations:
-        train, test = Rows.of(data.train), Rows.of(data.splits["test"])
+        train, test = PooledRows.of(data.train), PooledRows.of(data.splits["test"])
         y, tested = train.targets.astype(float), test.targets.astype(float)
         together = RidgeCV(np.logspace(-3, 3, 13)).fit(train.inputs[:, 1:], y)
         errors = (together.predict(test.inputs[:, 1:]) - tested) ** 2

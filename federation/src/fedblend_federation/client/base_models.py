@@ -26,7 +26,7 @@ SUFFIX, SUMS = ".safetensors", "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](?!\.)([^/\0]+)")
 
 
-class Named(NamedTuple):
+class ListedBase(NamedTuple):
     """A base that the list of a folder names."""
 
     file: Path
@@ -89,7 +89,7 @@ def _hashed(file: Path, inode: int, modified: int, size: int) -> str:
     return hash_file(file)
 
 
-def named_in(bases: Path) -> Iterator[Named]:
+def named_in(bases: Path) -> Iterator[ListedBase]:
     """The bases that the list in a folder names.
 
     Raises:
@@ -103,7 +103,7 @@ def named_in(bases: Path) -> Iterator[Named]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise ConfigError(f'{listed}: "{line[:80]}" is not "SHA256  FILE"')
-        yield Named(bases / match[2], match[1])
+        yield ListedBase(bases / match[2], match[1])
 
 
 def require_base(file: Path) -> None:

@@ -32,7 +32,7 @@ from fedblend.data.federated import (
 from fedblend.metrics.metric import Metric
 from fedblend.simulation import aggregators, lowering, train_alone
 from fedblend.simulation.evaluate import evaluate_client
-from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
+from fedblend.simulation.train_alone import HELD_OUT, LocalBudget, Look
 from fedblend_federation.contract import Deployment, deployment
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Executor:
 
     def train_alone(
         self, params: PyTree, look: Callable[[], None] = lambda: None
-    ) -> tuple[dict[str, dict[str, float]], Budget]:
+    ) -> tuple[dict[str, dict[str, float]], LocalBudget]:
         """``{split: {metric: value}}`` of training alone, and the number of rounds.
 
         ``look`` is called after every round and may raise, where time is over. With a
@@ -205,14 +205,16 @@ class Executor:
         budget = (
             self._best(params, alone, look)
             if alone.rounds is None
-            else Budget(alone.rounds)
+            else LocalBudget(alone.rounds)
         )
         only = Executor(self.setup._replace(algorithm=alone.algorithm, alone=None))
         states = only._states_alone(params, look)
         number, state = next(islice(states, budget.rounds, None))
         return only._measure_alone(number, state), budget
 
-    def _best(self, params: PyTree, alone: Alone, look: Callable[[], None]) -> Budget:
+    def _best(
+        self, params: PyTree, alone: Alone, look: Callable[[], None]
+    ) -> LocalBudget:
         """The best number of rounds on validation rows, or held-out training rows."""
         setup, room = self.setup, self.setup.capacities
         data = FederatedData(setup.splits["train"], setup.splits.get("validation"))

@@ -58,7 +58,7 @@ Tree = ObjectTree
 """The parts of a message, by their ids: the message, its records, their pieces."""
 
 
-class Parts(NamedTuple):
+class MessageParts(NamedTuple):
     """A message in parts."""
 
     head: Any
@@ -66,13 +66,13 @@ class Parts(NamedTuple):
     contents: Mapping[str, InflatableObject]
 
 
-def take_apart(message: Message) -> Parts:
+def take_apart(message: Message) -> MessageParts:
     """The parts of a message, which gets its id here."""
     message.metadata.__dict__["_message_id"] = message.object_id
     with no_object_id_recompute():
         contents, tree = get_all_nested_objects(message), get_object_tree(message)
         head = message_to_proto(remove_content_from_message(message))
-    return Parts(head, tree, contents)
+    return MessageParts(head, tree, contents)
 
 
 def needed_parts(tree: Tree) -> list[str]:
@@ -184,7 +184,7 @@ class Fleet:
             return None
         return message_from_proto(found.messages_list[0]), found.message_object_trees[0]
 
-    def push(self, message: Parts, seconds: float) -> Asked:
+    def push(self, message: MessageParts, seconds: float) -> Asked:
         """Push the head of a reply that took so many seconds."""
         request = PushMessagesRequest(
             node=self._node,
@@ -217,7 +217,7 @@ class Server:
         self.client = grid._runtime_client
         self.stored = Stored(self.client, grid.node, grid.run.run_id)
 
-    def push(self, messages: Sequence[Parts]) -> Asked:
+    def push(self, messages: Sequence[MessageParts]) -> Asked:
         """Push the heads of messages."""
         request = PushAppMessagesRequest(
             messages_list=[one.head for one in messages],

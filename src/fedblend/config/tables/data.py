@@ -152,7 +152,7 @@ class Data(Table):
         refuse_first(*own)
 
 
-class Stored(Data):
+class SavedPartition(Data):
     """A partition that was saved."""
 
     partition: Literal["file"]
@@ -170,7 +170,7 @@ class InFolder(Data):
         return self
 
 
-class Nodes(Data):
+class NodeRows(Data):
     """Rows that lie on the nodes of a federation; what they are like is stated here.
 
     ``raw`` has the columns of raw tables; their statistics come from the nodes.
@@ -188,7 +188,7 @@ class Nodes(Data):
     scale: Positive = 1.0
 
     @model_validator(mode="after")
-    def _one_origin(self) -> "Nodes":
+    def _one_origin(self) -> "NodeRows":
         theirs = ("source", "file", "target", "client", "inputs", "drop")
         refuse_first(
             *(
@@ -234,7 +234,7 @@ def _partition_table(name: str) -> type[Data]:
 if TYPE_CHECKING:
     AnyData = Data
 else:
-    _further = (Stored, InFolder, Nodes)
+    _further = (SavedPartition, InFolder, NodeRows)
     AnyData = one_of([*map(_partition_table, PARTITIONS), *_further], "partition")
 
 
@@ -291,7 +291,7 @@ def _unless(data: Content, options: Mapping[str, Any]) -> Content:
 
 def load_dataset(data: Data) -> Dataset:
     """The rows that ``[data]`` names."""
-    if isinstance(data, Nodes):
+    if isinstance(data, NodeRows):
         raise ConfigError(
             'data.partition: "nodes" needs `fedblend federation run`, the rows are on '
             "the nodes"
@@ -314,7 +314,7 @@ def load_dataset(data: Data) -> Dataset:
 
 def share_out(data: Data, dataset: Dataset) -> Partition:
     """The rows of every client, as ``[data]`` asks for them."""
-    if isinstance(data, Stored):
+    if isinstance(data, SavedPartition):
         return Partition.load(data.path)
     if isinstance(data, InFolder):  # which has the rows of clients in order
         return Partition((), description={"folder": dataset.sha256})

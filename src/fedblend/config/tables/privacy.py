@@ -24,7 +24,7 @@ from fedblend.config.table import (
     within,
 )
 from fedblend.config.tables.federation import Federation
-from fedblend.config.tables.run import Run
+from fedblend.config.tables.run import RunTable
 from fedblend.core import Algorithm, Loss
 from fedblend.data.dataset import DATASETS
 from fedblend.errors import ConfigError
@@ -146,7 +146,7 @@ class Privacy(Table):
         )
         return self
 
-    def strategy(self, run: Run, server: Any) -> Blt:
+    def strategy(self, run: RunTable, server: Any) -> Blt:
         """How ``buffers`` correlate noise: optimal for the run.
 
         Args:
@@ -162,7 +162,7 @@ class Privacy(Table):
         )
 
 
-def participation(run: Run) -> dict[str, Any]:
+def participation(run: RunTable) -> dict[str, Any]:
     """How far apart a client takes part at least, and how often at most."""
     epochs = None if run.epoch is None else max(-(-run.rounds // run.epoch), 1)
     return {"separation": run.separation or 1, "participations": epochs}

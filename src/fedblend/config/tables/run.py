@@ -19,7 +19,7 @@ from fedblend.errors import SettingError
 from fedblend.theory.bounds import require_resolved
 
 
-class Run(Table):
+class RunTable(Table):
     """How long, with whom, and how it is computed."""
 
     rounds: Index
@@ -42,13 +42,13 @@ class Run(Table):
     until: Positive | None = None
 
     @model_validator(mode="after")
-    def _resolved(self) -> "Run":
+    def _resolved(self) -> "RunTable":
         if self.until is not None:
             require_resolved("until", self.until, self.precision)
         return self
 
     @model_validator(mode="after")
-    def _different_seeds(self) -> "Run":
+    def _different_seeds(self) -> "RunTable":
         if isinstance(self.seed, list) and len(set(self.seed)) < len(self.seed):
             raise SettingError("seed", f"{self.seed} has the same seed twice")
         return self

@@ -48,7 +48,7 @@ LEAST_ROWS = 20
 """In fewer rows, integers may follow each other by chance."""
 
 
-class Encoded(np.ndarray):
+class EncodedColumns(np.ndarray):
     """Columns as a schema encodes them, which are no inputs of a model yet.
 
     A type of its own, so that nobody trains on the numbers of categories by mistake.
@@ -80,7 +80,7 @@ class Schema(NamedTuple):
         """The number of inputs."""
         return len(self.features)
 
-    def encode(self, columns: Columns) -> Encoded:
+    def encode(self, columns: Columns) -> EncodedColumns:
         """The kept columns as float64 [rows, columns]; see ``preprocess.columns``."""
         for name in self.names:
             if name not in columns:
@@ -88,7 +88,7 @@ class Schema(NamedTuple):
                     name, f"there is no column {name!r}; {hint(name, columns)}"
                 )
         encoded = [encode(one, columns[one.name]) for one in self.kept]
-        return np.stack(encoded, axis=1).view(Encoded)
+        return np.stack(encoded, axis=1).view(EncodedColumns)
 
     def records(self) -> list[dict[str, Any]]:
         """The columns as what JSON has, to store or to send; see ``from_records``."""

@@ -34,7 +34,7 @@ from fedblend.data.preprocess.schema import Choice, Schema, schema_of
 from fedblend.data.readers.arrays import Raw, read_folder, read_npz
 from fedblend.data.readers.tables import (
     FILES,
-    Table,
+    RawTable,
     check_names,
     complete_numbers,
     drop_columns,
@@ -208,7 +208,7 @@ def read_raw(
     return _raw(table, target, client, chosen, preprocess)
 
 
-def _table(source: Any) -> Table | None:
+def _table(source: Any) -> RawTable | None:
     """The columns of a source; None of one that holds arrays."""
     if not isinstance(source, str | Path):
         return read_table(source)
@@ -235,7 +235,7 @@ def _read_arrays(path: Path, target: Any, client: Any, inputs: Any) -> Raw:
 
 
 def _raw(
-    table: Table,
+    table: RawTable,
     target: Any,
     client: Any,
     inputs: Sequence[str] | None,
@@ -282,7 +282,7 @@ def _raw(
 
 
 def _encoded(
-    raw: Raw, table: Table, preprocess: Preprocess | None, confirmed: bool
+    raw: Raw, table: RawTable, preprocess: Preprocess | None, confirmed: bool
 ) -> Raw:
     """The inputs as numbers, or as a schema of the table encodes them."""
     array = table.array and complete_numbers(table.columns)
@@ -298,7 +298,7 @@ def _encoded(
 
 
 def _columns(
-    table: Table, inputs: Sequence[str] | None, others: Sequence[str]
+    table: RawTable, inputs: Sequence[str] | None, others: Sequence[str]
 ) -> np.ndarray:
     """The numbers of a table that need not have a target; all columns but others."""
     chosen = inputs or table.others(others)
@@ -306,7 +306,7 @@ def _columns(
     return stacked({name: table.columns[name] for name in chosen}, table.where)
 
 
-def _transformed(preprocessing: Preprocessing, table: Table) -> np.ndarray:
+def _transformed(preprocessing: Preprocessing, table: RawTable) -> np.ndarray:
     """The inputs that a preprocessing makes of a table."""
     check_names(preprocessing.columns, list(table.columns), "column", table.where)
     return preprocessing.transform(table.columns)

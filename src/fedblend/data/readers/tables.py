@@ -38,7 +38,7 @@ _PROBED = 2**20
 """Bytes at the beginning of a CSV file that tell how it is written."""
 
 
-class Table(NamedTuple):
+class RawTable(NamedTuple):
     """A raw table."""
 
     columns: Columns
@@ -66,7 +66,7 @@ class Table(NamedTuple):
         ]
 
 
-def read_table(source: Any) -> Table:
+def read_table(source: Any) -> RawTable:
     """The columns of a file, a data frame, or a dict of arrays.
 
     Raises:
@@ -76,7 +76,7 @@ def read_table(source: Any) -> Table:
         return _read_file(Path(source))
     if isinstance(source, Mapping):
         columns = {str(name): column_of(values) for name, values in source.items()}
-        found = Table(columns, "table", "table")
+        found = RawTable(columns, "table", "table")
     elif type(source).__module__.startswith("pandas"):
         found = _of_pandas(source)
     elif hasattr(source, "__arrow_c_stream__") or hasattr(source, "column_names"):
@@ -84,7 +84,7 @@ def read_table(source: Any) -> Table:
         found = _of_arrow(arrow, "table", "table")
     elif isinstance(source, np.ndarray) and source.ndim == 2:
         columns = {f"x{place}": column_of(one) for place, one in enumerate(source.T)}
-        found = Table(columns, "table", "table", array=True)
+        found = RawTable(columns, "table", "table", array=True)
     else:
         raise DataError(
             f"data: a {type(source).__name__} is not a path, a data frame, a dict of "
@@ -121,7 +121,7 @@ def _listed(values: Any) -> np.ndarray:
     return made
 
 
-def _of_pandas(frame: Any) -> Table:
+def _of_pandas(frame: Any) -> RawTable:
     names = [str(name) for name in frame.columns]
     _check_different(names, "table")
     columns = {}
@@ -130,10 +130,10 @@ def _of_pandas(frame: Any) -> Table:
         plain = getattr(series.dtype, "kind", "O") in "biufmM"
         plain = plain and isinstance(series.dtype, np.dtype)
         columns[name] = (series if plain else series.astype(object)).to_numpy()
-    return Table(columns, "table", "table")
+    return RawTable(columns, "table", "table")
 
 
-def _read_file(path: Path) -> Table:
+def _read_file(path: Path) -> RawTable:
     if not path.exists():
         raise MissingDataError(f"{path}: no such file")
     require("pyarrow", path.suffix[1:])
@@ -219,7 +219,9 @@ def _converted(path: Path, **options: Any) -> Any:
             texts[name] = pyarrow.string()
 
 
-def _of_arrow(table: Any, where: str, name: str, notes: tuple[str, ...] = ()) -> Table:
+def _of_arrow(
+    table: Any, where: str, name: str, notes: tuple[str, ...] = ()
+) -> RawTable:
     _check_different(table.column_names, where)
     columns = {one: _from_arrow(table.column(one)) for one in table.column_names}
     try:
@@ -228,7 +230,7 @@ def _of_arrow(table: Any, where: str, name: str, notes: tuple[str, ...] = ()) ->
         about = {}
     index = [one for one in about.get("index_columns", ()) if isinstance(one, str)]
     index += [one for one in table.column_names if _INDEX.fullmatch(one)]
-    return Table(columns, where, name, tuple(dict.fromkeys(index)), notes)
+    return RawTable(columns, where, name, tuple(dict.fromkeys(index)), notes)
 
 
 def _from_arrow(column: Any) -> np.ndarray:
@@ -266,7 +268,9 @@ def check_names(
             )
 
 
-def drop_columns(table: Table, drop: Sequence[str], known: Sequence[Any]) -> Table:
+def drop_columns(
+    table: RawTable, drop: Sequence[str], known: Sequence[Any]
+) -> RawTable:
     """The table without these columns; ``known`` are the target and the client."""
     for name in drop:
         if name not in table.columns:

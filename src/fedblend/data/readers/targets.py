@@ -10,7 +10,7 @@ import numpy as np
 from fedblend.data.dataset import DataError, Dataset, Kind, Task
 from fedblend.data.preprocess.values import MISSING, is_missing, number
 from fedblend.data.readers.arrays import Raw
-from fedblend.data.readers.tables import Table, column_of
+from fedblend.data.readers.tables import RawTable, column_of
 
 NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}
 """Texts that are no label, nor the name of a client; "-" and "?" may well be."""
@@ -56,7 +56,7 @@ def _texts(texts: list[str]) -> np.ndarray:
 
 
 def with_labels(
-    table: Table, target: Any, client: Any, *, strict: bool
+    table: RawTable, target: Any, client: Any, *, strict: bool
 ) -> tuple[list[np.ndarray], np.ndarray, list[str]]:
     """Target and client of every row that has them; which rows; and notes.
 

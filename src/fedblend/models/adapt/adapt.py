@@ -21,8 +21,8 @@ from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
 from fedblend.mixing import Apply, sum_of_changes
 from fedblend.models.adapt.evaluate import evaluate
-from fedblend.models.adapt.kinds import Change, Full, How, Prefix
-from fedblend.models.adapt.uses import Use, uses_of
+from fedblend.models.adapt.kinds import Change, Full, How, PrefixKind
+from fedblend.models.adapt.uses import WeightUse, uses_of
 from fedblend.models.adapt.weight import Labeled, Weight, plain
 from fedblend.models.model import Model
 from fedblend.models.transformer_layers import Prefixed
@@ -156,7 +156,7 @@ def adapt(
         True
     """
     frozen = freeze(_checked(model, base), dtype)
-    if isinstance(how, Prefix):
+    if isinstance(how, PrefixKind):
         return _prefixed(model, frozen, how, where)
     uses = uses_of(model, frozen.shapes, inputs)
     chosen = {path: uses[path] for path in _chosen(how, uses, where)}
@@ -204,7 +204,7 @@ def _checked(model: Model, base: PyTree | None) -> PyTree:
     return base
 
 
-def _chosen(how: Change, uses: dict[str, Use], where: Where) -> list[str]:
+def _chosen(how: Change, uses: dict[str, WeightUse], where: Where) -> list[str]:
     """The paths of the weights that are changed."""
     able = [path for path, use in uses.items() if how.takes(use)]
     if where is None:
@@ -235,7 +235,7 @@ def _weight(
     leaf: jax.Array | Quantized,
     how: Change | None = None,
     params: dict[str, jax.Array] | None = None,
-    use: Use | None = None,
+    use: WeightUse | None = None,
 ) -> Any:
     """A leaf of the base as ``evaluate`` takes it."""
     whole = leaf.entries if isinstance(leaf, Quantized) else leaf
@@ -248,7 +248,7 @@ def _weight(
     return found.merged("") if isinstance(how, Full) else found
 
 
-def _prefixed(model: Model, base: Base, how: Prefix, where: Where) -> Model:
+def _prefixed(model: Model, base: Base, how: PrefixKind, where: Where) -> Model:
     """The model with learned keys and values before those of each row."""
     make = model.prefix
     if make is None:

@@ -48,7 +48,7 @@ from fedblend import keys
 from fedblend.checks import COUNT, POSITIVE, WHOLE, gate, optional, words
 from fedblend.core import Key, PyTree
 from fedblend.errors import SettingError
-from fedblend.models.adapt.uses import LINEAR, Use, uses_of
+from fedblend.models.adapt.uses import LINEAR, WeightUse, uses_of
 from fedblend.models.adapt.weight import RANK, Kind, Labeled, Meeting, Weight, contract
 from fedblend.models.model import Model
 
@@ -60,23 +60,23 @@ PAIR = ("personal", "shared")
 class Change(Kind, Protocol):
     """A kind of change of weights."""
 
-    def takes(self, use: Use) -> bool:
+    def takes(self, use: WeightUse) -> bool:
         """Whether a weight with this use can have such a change."""
         ...
 
-    def usual(self, use: Use) -> bool:
+    def usual(self, use: WeightUse) -> bool:
         """Whether it has one where the user does not say which weights have."""
         return self.takes(use) and use.operation != "gather" and not use.is_head
 
-    def init(self, key: Key, path: str, use: Use) -> dict[str, PyTree]:
+    def init(self, key: Key, path: str, use: WeightUse) -> dict[str, PyTree]:
         """The parameters of the change of one weight."""
         ...
 
-    def fixed(self, path: str, use: Use) -> dict[str, jax.Array]:
+    def fixed(self, path: str, use: WeightUse) -> dict[str, jax.Array]:
         """What belongs to the change and is no parameter."""
         return {}
 
-    def parts(self, params: dict[str, PyTree], use: Use) -> dict[str, Labeled]:
+    def parts(self, params: dict[str, PyTree], use: WeightUse) -> dict[str, Labeled]:
         """The parameters with the axes of the weight that theirs are."""
         ...
 
@@ -90,11 +90,11 @@ class Lora(Change):
     train: Trained
     seed: int
 
-    def takes(self, use: Use) -> bool:
+    def takes(self, use: WeightUse) -> bool:
         """Whether a weight with this use can have such a change."""
         return use.operation in LINEAR and bool(use.inward) and bool(use.outward)
 
-    def init(self, key: Key, path: str, use: Use) -> dict[str, jax.Array]:
+    def init(self, key: Key, path: str, use: WeightUse) -> dict[str, jax.Array]:
         """The parameters of the change of one weight."""
         outward = use.sizes(use.stack, use.outward)
         found = {"b": jnp.zeros((*outward, self.rank), use.adapter_dtype)}
@@ -102,7 +102,7 @@ class Lora(Change):
             found["a"] = self._first(keys.named(key, path), use)
         return found
 
-    def _first(self, key: Key, use: Use) -> jax.Array:
+    def _first(self, key: Key, use: WeightUse) -> jax.Array:
         # PyTorch's start of a layer, kaiming_uniform_ with a = sqrt(5). A row of a
         # table is looked up alone, as if it were multiplied with a single one.
         entries = 1 if use.operation == "gather" else math.prod(use.sizes(use.inward))
@@ -110,14 +110,14 @@ class Lora(Change):
         shape = (self.rank, *use.sizes(use.stack, use.inward))
         return jax.random.uniform(key, shape, use.adapter_dtype, -bound, bound)
 
-    def fixed(self, path: str, use: Use) -> dict[str, jax.Array]:
+    def fixed(self, path: str, use: WeightUse) -> dict[str, jax.Array]:
         """What belongs to the change and is no parameter."""
         if self.train == "both":
             return {}
         key = keys.named(jax.random.key(self.seed), "lora")
         return {"a": self._first(keys.named(key, path), use)}
 
-    def parts(self, params: dict[str, jax.Array], use: Use) -> dict[str, Labeled]:
+    def parts(self, params: dict[str, jax.Array], use: WeightUse) -> dict[str, Labeled]:
         """The parameters with the axes of the weight that theirs are."""
         return {
             "a": Labeled(params["a"], (RANK, *use.stack, *use.inward)),
@@ -193,17 +193,17 @@ class GatedLora(Change):
 
     each: Lora
 
-    def takes(self, use: Use) -> bool:
+    def takes(self, use: WeightUse) -> bool:
         """Whether a weight with this use can have such a change."""
         return self.each.takes(use)
 
-    def init(self, key: Key, path: str, use: Use) -> dict[str, PyTree]:
+    def init(self, key: Key, path: str, use: WeightUse) -> dict[str, PyTree]:
         """The parameters of the change of one weight."""
         shape = (len(PAIR), *use.sizes(use.stack, use.inward))
         both = {name: self.each.init(keys.named(key, name), path, use) for name in PAIR}
         return {**both, "gate": jnp.zeros(shape, use.adapter_dtype)}
 
-    def parts(self, params: dict[str, PyTree], use: Use) -> dict[str, Labeled]:
+    def parts(self, params: dict[str, PyTree], use: WeightUse) -> dict[str, Labeled]:
         """The parameters with the axes of the weight that theirs are."""
         found = {
             f"{name} {factor}": part
@@ -269,16 +269,16 @@ def gated_lora(rank: int = 8, *, alpha: float | None = None) -> GatedLora:
 class Ia3(Change):
     """What ``ia3`` returns."""
 
-    def takes(self, use: Use) -> bool:
+    def takes(self, use: WeightUse) -> bool:
         """Whether a weight with this use can have such a change."""
         return use.operation in LINEAR and bool(use.outward)
 
-    def init(self, key: Key, path: str, use: Use) -> dict[str, jax.Array]:
+    def init(self, key: Key, path: str, use: WeightUse) -> dict[str, jax.Array]:
         """The parameters of the change of one weight."""
         shape = use.sizes(use.stack, use.outward)
         return {"scale": jnp.zeros(shape, use.adapter_dtype)}
 
-    def parts(self, params: dict[str, jax.Array], use: Use) -> dict[str, Labeled]:
+    def parts(self, params: dict[str, jax.Array], use: WeightUse) -> dict[str, Labeled]:
         """The parameters with the axes of the weight that theirs are."""
         return {"scale": Labeled(params["scale"], (*use.stack, *use.outward))}
 
@@ -305,19 +305,19 @@ class Full(Change):
     biases: bool = False
     """Only what is added to activations is changed, see ``models.parts``."""
 
-    def takes(self, use: Use) -> bool:
+    def takes(self, use: WeightUse) -> bool:
         """Whether a weight with this use can have such a change."""
         return use.is_bias or not self.biases
 
-    def usual(self, use: Use) -> bool:
+    def usual(self, use: WeightUse) -> bool:
         """Whether it has one where the user does not say which weights have."""
         return self.takes(use)
 
-    def init(self, key: Key, path: str, use: Use) -> dict[str, jax.Array]:
+    def init(self, key: Key, path: str, use: WeightUse) -> dict[str, jax.Array]:
         """The parameters of the change of one weight."""
         return {"change": jnp.zeros(use.shape, use.adapter_dtype)}
 
-    def parts(self, params: dict[str, jax.Array], use: Use) -> dict[str, Labeled]:
+    def parts(self, params: dict[str, jax.Array], use: WeightUse) -> dict[str, Labeled]:
         """The parameters with the axes of the weight that theirs are."""
         return {"change": Labeled(params["change"], tuple(range(len(use.shape))))}
 
@@ -353,23 +353,23 @@ def bias() -> Full:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prefix:
+class PrefixKind:
     """What ``prefix`` returns."""
 
     length: int
 
 
 @gate(length=COUNT)
-def prefix(length: int = 16) -> Prefix:
+def prefix(length: int = 16) -> PrefixKind:
     """Learned keys and values for attention, for ``adapt``.
 
     Args:
         length: the number of places that stand before those of a row.
     """
-    return Prefix(length)
+    return PrefixKind(length)
 
 
-How = Lora | GatedLora | Ia3 | Full | Prefix
+How = Lora | GatedLora | Ia3 | Full | PrefixKind
 """All kinds."""
 KINDS: dict[str, Callable[..., How]] = {
     "lora": lora,

@@ -33,7 +33,7 @@ LINEAR = ("dot_general", "conv_general_dilated", "gather")
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
+class WeightUse:
     """Where a weight first meets the data.
 
     ``inward`` are the axes that are summed over there, ``outward`` those that the
@@ -69,8 +69,8 @@ class _Note:
     """A kind of change that changes nothing, and notes the first use of a weight."""
 
     path: str
-    use: Use
-    uses: dict[str, Use]
+    use: WeightUse
+    uses: dict[str, WeightUse]
     products: list[str]
 
     def changed(self, weight: Weight, at: Meeting) -> jax.Array:
@@ -104,7 +104,7 @@ def _axes(labels: Iterable[Label]) -> set[int]:
     return {axis for label in labels for axis in axes_of(label)}
 
 
-def uses_of(model: Model, base: PyTree, inputs: PyTree) -> dict[str, Use]:
+def uses_of(model: Model, base: PyTree, inputs: PyTree) -> dict[str, WeightUse]:
     """How each floating weight of a model meets the data, by path, in that order.
 
     Weights that never do come last.
@@ -115,10 +115,10 @@ def uses_of(model: Model, base: PyTree, inputs: PyTree) -> dict[str, Use]:
         inputs: some rows, or their shapes.
     """
     program = jax.make_jaxpr(model.apply)(base, inputs)
-    uses: dict[str, Use] = {}
+    uses: dict[str, WeightUse] = {}
     products: list[str] = []
     unused = {
-        path: Use(leaf.shape, leaf.dtype)
+        path: WeightUse(leaf.shape, leaf.dtype)
         for path, leaf in leaves_by_path(base).items()
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     }

@@ -21,7 +21,7 @@ from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
 from fedblend.models.interop.torch_program import (
-    Program,
+    TorchProgram,
     example_errors,
     exported,
     program_of,
@@ -295,8 +295,8 @@ def _names(module: "nn.Module") -> dict[str, str]:
 
 
 def _assigned(
-    program: Program, module: "nn.Module", trained: Container[str]
-) -> Program:
+    program: TorchProgram, module: "nn.Module", trained: Container[str]
+) -> TorchProgram:
     """The program with frozen parameters as constants, and tied ones under one name."""
     names, values = _names(module), dict(module.named_parameters())
     own = {value: names[name] for value, name in program.parameters.items()}

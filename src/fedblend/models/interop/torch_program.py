@@ -57,7 +57,7 @@ class Reference(NamedTuple):
     name: str
 
 
-class Step(NamedTuple):
+class TorchStep(NamedTuple):
     """One operator: its result's name, its function and arguments, its dtypes."""
 
     name: str
@@ -67,14 +67,14 @@ class Step(NamedTuple):
     dtypes: Any
 
 
-class Program(NamedTuple):
+class TorchProgram(NamedTuple):
     """The steps from parameters, constants and inputs to the outputs."""
 
     inputs: tuple[str, ...]
     parameters: Mapping[str, str]
     """By the names of values: which parameters of the module they are."""
     constants: Mapping[str, np.ndarray]
-    steps: tuple[Step, ...]
+    steps: tuple[TorchStep, ...]
     output: str
 
     def __call__(self, params: Mapping[str, jax.Array], *inputs: jax.Array):
@@ -182,7 +182,7 @@ def _why(error: Exception) -> str:
     return f"cannot be traced by torch.export: {kind}: {text[:300]}"
 
 
-def program_of(name: str, graph: "ExportedProgram") -> Program:
+def program_of(name: str, graph: "ExportedProgram") -> TorchProgram:
     """The steps of a graph.
 
     Raises:
@@ -215,7 +215,7 @@ def program_of(name: str, graph: "ExportedProgram") -> Program:
             f"from_torch: {name} returns a tensor of shape ({sizes}); the first axis "
             "of inputs and outputs is that of the rows"
         )
-    return Program(
+    return TorchProgram(
         inputs,
         signature.inputs_to_parameters,
         _constants(graph),
@@ -293,7 +293,7 @@ def _place(node: "Node") -> str:
     return f" (in {kind.rpartition('.')[2]}{where})"
 
 
-def _step(node: "Node") -> Step:
+def _step(node: "Node") -> TorchStep:
     from torch import dtype, fx
 
     def plain(value: Any) -> Any:
@@ -309,7 +309,9 @@ def _step(node: "Node") -> Step:
     }
     function = _function(node)
     assert function is not None
-    return Step(node.name, function, arguments, keywords, _dtypes(node.meta["val"]))
+    return TorchStep(
+        node.name, function, arguments, keywords, _dtypes(node.meta["val"])
+    )
 
 
 def _dtypes(value: Any) -> Any:

@@ -29,7 +29,7 @@ LEFT_OUT = ("gain_low", "gain_high", "harmed", "seed", "id", "name", "training")
 """Columns of ``clients.csv`` that are of one seed, or stand elsewhere."""
 
 
-class Clients(NamedTuple):
+class ClientColumns(NamedTuple):
     """The clients of a run; arrays are over clients."""
 
     ids: list[int]
@@ -53,7 +53,7 @@ class Clients(NamedTuple):
         return status(self.gains, self.reference)
 
 
-def read_clients(folder: Folder) -> Clients | None:
+def read_clients(folder: Folder) -> ClientColumns | None:
     """The clients of a run; None where the run has no table of them."""
     table = _columns(folder.clients)
     if not table:
@@ -70,7 +70,7 @@ def _columns(path: Path) -> dict[str, list[str]]:
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
-def _clients(table: dict[str, list[str]], harm: dict[str, list[str]]) -> Clients:
+def _clients(table: dict[str, list[str]], harm: dict[str, list[str]]) -> ClientColumns:
     own = list(map(int, table["id"]))
     order = {client: None for client in [*map(int, harm.get("id", ())), *own]}
     place = {client: number for number, client in enumerate(order)}
@@ -90,13 +90,13 @@ def _clients(table: dict[str, list[str]], harm: dict[str, list[str]]) -> Clients
         None,
     )
     first = {name: columns[name] for name in FACTS if name in columns}
-    found = Clients(
+    found = ClientColumns(
         list(place), names, unseen, first | columns, gains, reference, metric
     )
     return found if reference is None else taken(found, _harmed_first(found, reference))
 
 
-def _harmed_first(clients: Clients, other: str) -> np.ndarray:
+def _harmed_first(clients: ClientColumns, other: str) -> np.ndarray:
     """The order of clients: broken and harmed ones first, then by their gain."""
     worst = np.isin(
         clients.status, [STATUS.index("harmed"), STATUS.index("not finite")]
@@ -154,7 +154,7 @@ def status(gains: dict[str, np.ndarray], other: str) -> np.ndarray:
     return found
 
 
-def one_client(clients: Clients, wanted: str, where: str) -> int:
+def one_client(clients: ClientColumns, wanted: str, where: str) -> int:
     """The place of a client by its id or name.
 
     Raises:
@@ -173,7 +173,9 @@ def one_client(clients: Clients, wanted: str, where: str) -> int:
     raise RunError(f"{where}: has no client {wanted!r}; {known}")
 
 
-def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[str, Any]:
+def as_plain(
+    clients: ClientColumns, most_cells: int, first: Sequence[str]
+) -> dict[str, Any]:
     """The clients for a page; columns beyond so many cells are left out and named.
 
     Args:
@@ -208,7 +210,7 @@ def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[st
     }
 
 
-def taken(clients: Clients, places: np.ndarray) -> Clients:
+def taken(clients: ClientColumns, places: np.ndarray) -> ClientColumns:
     """The clients at these places, in this order."""
     return clients._replace(
         ids=[clients.ids[place] for place in places],

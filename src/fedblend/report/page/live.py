@@ -126,7 +126,7 @@ def _changed(path: Path) -> int:
 
 
 def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         timeout = PATIENCE
         server_version, sys_version = "fedblend", ""
 
@@ -147,7 +147,7 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *of: Any) -> None:
             del of
 
-    return Handler
+    return PageHandler
 
 
 class _Server(ThreadingHTTPServer):

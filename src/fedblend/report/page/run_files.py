@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedblend.errors import RunError
 from fedblend.report.measures import Row
-from fedblend.report.page.clients import Clients, read_clients
+from fedblend.report.page.clients import ClientColumns, read_clients
 from fedblend.runs.run_folder import Folder, read_json, read_rows, read_summary
 from fedblend.stats.significance import LEVEL
 
@@ -32,7 +32,7 @@ class RunFiles(NamedTuple):
     summary: Plain | None
     """None while the run is not finished."""
     origin: Plain
-    clients: Clients | None
+    clients: ClientColumns | None
     preprocessing: Plain
 
 

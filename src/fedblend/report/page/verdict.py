@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.report import measures
-from fedblend.report.page.clients import STATUS, Clients
+from fedblend.report.page.clients import STATUS, ClientColumns
 from fedblend.report.page.curves import higher_is_better
 from fedblend.runs.paired import ALONE
 from fedblend.stats.gains import GainSummary
@@ -122,7 +122,7 @@ def interval(low: float, high: float, metric: str) -> str:
 
 
 def sentences(
-    summary: dict[str, Any] | None, clients: Clients | None
+    summary: dict[str, Any] | None, clients: ClientColumns | None
 ) -> tuple[str, list[str]]:
     """The verdict of one run: a word for its color, and the sentences.
 
@@ -214,7 +214,7 @@ def _are(count: int) -> str:
 
 
 def _who_is_harmed(
-    found: Headline, gain: GainSummary, clients: Clients | None
+    found: Headline, gain: GainSummary, clients: ClientColumns | None
 ) -> list[str]:
     lines = []
     if gain.count:
@@ -233,7 +233,7 @@ def _who_is_harmed(
     return lines
 
 
-def _harmed_names(clients: Clients | None) -> str:
+def _harmed_names(clients: ClientColumns | None) -> str:
     if clients is None:
         return ""
     harmed = np.flatnonzero(clients.status == STATUS.index("harmed"))
@@ -311,7 +311,7 @@ def _ahead(
     return f"{text}."
 
 
-def of_client(clients: Clients, place: int) -> tuple[str, list[str]]:
+def of_client(clients: ClientColumns, place: int) -> tuple[str, list[str]]:
     """The verdict for one client about itself."""
     state = STATUS[int(clients.status[place])]
     other, metric = clients.reference, clients.metric

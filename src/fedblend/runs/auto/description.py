@@ -17,7 +17,7 @@ from fedblend.config.build import Built
 from fedblend.data.dataset import DataError, generator
 from fedblend.data.federated import FederatedData
 from fedblend.runs.auto.decision import JUDGED
-from fedblend.runs.auto.linear import Rows
+from fedblend.runs.auto.linear import PooledRows
 
 SHUFFLES = 10
 NAMED = 3
@@ -28,7 +28,7 @@ LARGE, SMALL = 0.15, 0.03
 
 def all_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, targets and clients of the rows of all splits together."""
-    parts = [Rows.of(split) for split in data.splits.values()]
+    parts = [PooledRows.of(split) for split in data.splits.values()]
     owners = [np.repeat(np.arange(data.clients), part.counts) for part in parts]
     inputs = np.concatenate([part.inputs[:, 1:] for part in parts])
     targets = np.concatenate([part.targets for part in parts])

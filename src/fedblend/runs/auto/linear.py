@@ -23,7 +23,7 @@ DAMPING = 1e-9
 """Of the largest curvature: softmax leaves directions free."""
 
 
-class Rows:
+class PooledRows:
     """Rows of all clients, one client after another.
 
     ``inputs`` are [rows, 1 + inputs], ones first; ``counts`` the rows of each client.
@@ -35,7 +35,7 @@ class Rows:
         self.clients = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
 
     @classmethod
-    def of(cls, shards: Any) -> "Rows":
+    def of(cls, shards: Any) -> "PooledRows":
         """The rows of a split of federated data."""
         places = zip(shards.starts, shards.counts, strict=True)
         order = np.concatenate([np.arange(at, at + count) for at, count in places])
@@ -124,7 +124,7 @@ def _solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def one_model(
     kind: str,
-    rows: Rows,
+    rows: PooledRows,
     outputs: int,
     penalty: np.ndarray,
     *,
@@ -161,7 +161,9 @@ def one_model(
     return _minimize(value, step, np.zeros(outputs * rows.inputs.shape[1]))
 
 
-def _entry_vector(rows: Rows, outputs: int, level: float, slopes: float) -> np.ndarray:
+def _entry_vector(
+    rows: PooledRows, outputs: int, level: float, slopes: float
+) -> np.ndarray:
     """A vector over the entries of a model."""
     found = np.full((outputs, rows.inputs.shape[1]), float(slopes))
     found[:, 0] = level
@@ -170,7 +172,7 @@ def _entry_vector(rows: Rows, outputs: int, level: float, slopes: float) -> np.n
 
 def hierarchical_models(
     kind: str,
-    rows: Rows,
+    rows: PooledRows,
     outputs: int,
     *,
     level: float = 0.0,
@@ -189,7 +191,7 @@ def hierarchical_models(
 
 
 def flix_models(
-    kind: str, rows: Rows, outputs: int, *, alpha: float, l2: float
+    kind: str, rows: PooledRows, outputs: int, *, alpha: float, l2: float
 ) -> np.ndarray:
     """Every client's mixture, [clients, entries]; ``l2`` is that of all losses."""
     size = outputs * rows.inputs.shape[1]
@@ -200,7 +202,7 @@ def flix_models(
     seen = rows.counts > 0
     shared = one_model(
         kind,
-        Rows(alpha * rows.inputs, rows.targets, rows.counts),
+        PooledRows(alpha * rows.inputs, rows.targets, rows.counts),
         outputs,
         np.full(size, seen.sum() * l2 * alpha**2),
         toward=-own[seen].mean(axis=0) / alpha,
@@ -211,7 +213,7 @@ def flix_models(
 
 
 def _joint(
-    kind: str, rows: Rows, scales: np.ndarray, penalty: np.ndarray, share: bool
+    kind: str, rows: PooledRows, scales: np.ndarray, penalty: np.ndarray, share: bool
 ) -> np.ndarray:
     """Models shared + scales_i * u_i, over shared and all u_i, with 1/2 |u_i|^2."""
     clients, size = scales.shape

@@ -18,7 +18,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.runs.auto import linear
 from fedblend.runs.auto.candidates import ALONE, Candidate
-from fedblend.runs.auto.linear import Rows
+from fedblend.runs.auto.linear import PooledRows
 
 FACTORS = (10.0, 3.0)
 LEAST, MOST = 1e-6, 1e6
@@ -34,8 +34,8 @@ TURNS = 2
 class Split(NamedTuple):
     """The rows of a split: to train on, and held out."""
 
-    train: Rows
-    held: Rows
+    train: PooledRows
+    held: PooledRows
 
     @classmethod
     def of(cls, data: FederatedData, name: str, task: Task) -> "Split":
@@ -43,16 +43,16 @@ class Split(NamedTuple):
         return cls(_scale_rows(data.train, task), _scale_rows(data.splits[name], task))
 
 
-def _scale_rows(shards: Any, task: Task) -> Rows:
+def _scale_rows(shards: Any, task: Task) -> PooledRows:
     """Rows with targets in the unit that models are trained in."""
-    rows = Rows.of(shards)
+    rows = PooledRows.of(shards)
     if task.kind == "regression":
         rows.targets = (rows.targets.astype(np.float64) - task.center) / task.scale
     return rows
 
 
 def models(
-    task: Task, name: str, rows: Rows, setting: Mapping[str, float]
+    task: Task, name: str, rows: PooledRows, setting: Mapping[str, float]
 ) -> np.ndarray:
     """Every client's model by a method, [clients, entries]."""
     if name == "flix":
@@ -90,7 +90,7 @@ def measures(
     return {key: np.stack(each) for key, each in found.items()}
 
 
-def _metrics(task: Task, scores: np.ndarray, held: Rows) -> dict[str, np.ndarray]:
+def _metrics(task: Task, scores: np.ndarray, held: PooledRows) -> dict[str, np.ndarray]:
     def mean(values: np.ndarray) -> np.ndarray:
         return client_means(values, held.counts)
 

@@ -40,7 +40,7 @@ from fedblend.runs.export.onnx_graph import (
     ML_OPSET,
     OPSET,
     ExportError,
-    Graph,
+    OnnxGraph,
 )
 from fedblend.runs.export.onnx_program import convert
 from fedblend.runs.export.onnx_shapes import ints
@@ -79,7 +79,7 @@ def onnx_file(
             "onnx: there is no rule for a model beside rows of a client; --to "
             "safetensors exports every model"
         )
-    graph = Graph()
+    graph = OnnxGraph()
     dtype = np.dtype(np.int32 if numbers else np.float32)
     with precision("float32"):
         small = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), model)
@@ -98,7 +98,7 @@ def _forward(apply: Apply, model: PyTree) -> Callable[[Any], Any]:
 
 
 def _results(
-    graph: Graph, outputs: str, shape: Sequence[Any], task: Task, probable: bool
+    graph: OnnxGraph, outputs: str, shape: Sequence[Any], task: Task, probable: bool
 ) -> list[Any]:
     """Name the outputs of the file, and declare them."""
     graph.add("Identity", outputs, outputs=["outputs"])
@@ -119,7 +119,7 @@ def _results(
     return [labels, graph.value_info("probabilities", np.float32, shape), *found]
 
 
-def _two_scores(graph: Graph, outputs: str) -> str:
+def _two_scores(graph: OnnxGraph, outputs: str) -> str:
     """Scores [rows, 2] of a single one, of which softmax makes its sigmoid.
 
     Two scores for two classes, of a model with cross entropy, stay as they are.
@@ -130,7 +130,7 @@ def _two_scores(graph: Graph, outputs: str) -> str:
     return graph.add("Slice", both, *(ints(n) for n in (-2, 99, 1)))
 
 
-def _labels(graph: Graph, scores: str, shape: Sequence[Any], task: Task) -> Any:
+def _labels(graph: OnnxGraph, scores: str, shape: Sequence[Any], task: Task) -> Any:
     """The class of the largest score, by its name where it has one."""
     chosen = graph.add("ArgMax", scores, axis=-1, keepdims=0)
     if not task.labels:
@@ -148,7 +148,7 @@ def _labels(graph: Graph, scores: str, shape: Sequence[Any], task: Task) -> Any:
 
 
 def _bytes(
-    graph: Graph, declared: list[Any], results: list[Any], about: Mapping[str, str]
+    graph: OnnxGraph, declared: list[Any], results: list[Any], about: Mapping[str, str]
 ) -> bytes:
     onnx, make = graph.onnx, graph.onnx.helper
     constants = [
@@ -169,7 +169,7 @@ def _bytes(
     return made.SerializeToString()
 
 
-def _declare_plain(graph: Graph, task: Task, dtype: Any) -> tuple[list[Any], str]:
+def _declare_plain(graph: OnnxGraph, task: Task, dtype: Any) -> tuple[list[Any], str]:
     """The inputs without preprocessing: a number for each column, or one tensor.
 
     Returns:
@@ -190,7 +190,7 @@ def _declare_plain(graph: Graph, task: Task, dtype: Any) -> tuple[list[Any], str
 
 
 def _declare_columns(
-    graph: Graph, preprocessing: Preprocessing
+    graph: OnnxGraph, preprocessing: Preprocessing
 ) -> tuple[list[Any], str]:
     """The inputs of a raw table, and the tensor that its preprocessing computes."""
     graph.rows = _rows(graph, preprocessing.columns[0])
@@ -211,7 +211,7 @@ def _declare_columns(
     return declared, graph.add("Concat", *parts, axis=1)
 
 
-def _rows(graph: Graph, name: str) -> str:
+def _rows(graph: OnnxGraph, name: str) -> str:
     return graph.add("Shape", name, start=0, end=1)
 
 
@@ -220,7 +220,7 @@ def _table(alone: Preprocessing, numbers: list[float]) -> np.ndarray:
     return alone.transform_encoded(np.asarray(numbers, np.float64)[:, None])
 
 
-def _words(graph: Graph, column: Column, alone: Preprocessing) -> str:
+def _words(graph: OnnxGraph, column: Column, alone: Preprocessing) -> str:
     known = len(column.categories)
     unknown = float(known) if column.encoding == "one_hot" else float("nan")
     table = _table(alone, [*map(float, range(known)), unknown, float("nan")])
@@ -238,7 +238,7 @@ def _words(graph: Graph, column: Column, alone: Preprocessing) -> str:
     return graph.add("Gather", table, flat, axis=0)
 
 
-def _flag(graph: Graph, column: Column, alone: Preprocessing) -> str:
+def _flag(graph: OnnxGraph, column: Column, alone: Preprocessing) -> str:
     """0, 1 or missing; what is neither 0 nor 1 is missing, as in training."""
     table = _table(alone, [0.0, 1.0, float("nan")])
     code = ints(2)
@@ -249,7 +249,7 @@ def _flag(graph: Graph, column: Column, alone: Preprocessing) -> str:
     return graph.add("Gather", table, flat, axis=0)
 
 
-def _quantity(graph: Graph, column: Column, fitted: Fitted) -> str:
+def _quantity(graph: OnnxGraph, column: Column, fitted: Fitted) -> str:
     """A number or a date: filled, standardized, with its periods."""
     name = column.name
     unusual = graph.add("IsNaN", name), graph.add("IsInf", name)

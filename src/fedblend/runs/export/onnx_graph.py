@@ -36,13 +36,13 @@ def require_onnx() -> Any:
     return onnx
 
 
-class Graph:
+class OnnxGraph:
     """Operators in the order in which they run, and the constants they use.
 
     ``rows`` is the name of a tensor of one entry, the number of rows.
     """
 
-    def __init__(self, parent: "Graph | None" = None):
+    def __init__(self, parent: "OnnxGraph | None" = None):
         self.onnx = require_onnx()
         self.nodes: list[Any] = []
         self.parent = parent
@@ -104,5 +104,5 @@ class Graph:
         return self.onnx.helper.make_tensor_value_info(name, kind, sizes)
 
 
-Rule = Callable[[Graph, Any, list[Value]], Value | list[Value]]
+Rule = Callable[[OnnxGraph, Any, list[Value]], Value | list[Value]]
 """``rule(graph, equation, inputs) -> outputs`` of a primitive."""

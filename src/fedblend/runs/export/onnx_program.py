@@ -18,7 +18,7 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Literal
 
 from fedblend.models.parts import scan_inputs
-from fedblend.runs.export.onnx_graph import ExportError, Graph, Rule, Value
+from fedblend.runs.export.onnx_graph import ExportError, OnnxGraph, Rule, Value
 from fedblend.runs.export.onnx_rules import LINEAR, POINTWISE
 from fedblend.runs.export.onnx_shapes import SHAPES, is_static
 
@@ -40,7 +40,7 @@ CALLS = (
 
 
 def convert(
-    graph: Graph, function: Callable[[Any], Any], shape: Sequence[int], dtype: Any
+    graph: OnnxGraph, function: Callable[[Any], Any], shape: Sequence[int], dtype: Any
 ) -> tuple[Callable[[str], str], tuple[Any, ...]]:
     """Trace a function of rows; the first of what is returned adds it to the graph.
 
@@ -112,7 +112,7 @@ def _unknown(jaxpr: Any) -> set[str]:
 
 
 def run(
-    graph: Graph, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]
+    graph: OnnxGraph, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]
 ) -> list[Value]:
     """Add the operators of a program to a graph; the values of its outputs."""
     values: dict[Any, Value] = {}
@@ -130,7 +130,7 @@ def run(
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _equation(graph: Graph, equation: Any, inputs: list[Value]) -> list[Value]:
+def _equation(graph: OnnxGraph, equation: Any, inputs: list[Value]) -> list[Value]:
     name, inner = equation.primitive.name, _inner(equation)
     if inner is not None:
         open_jaxpr = getattr(inner, "jaxpr", inner)
@@ -151,11 +151,11 @@ def _computed(equation: Any, inputs: list[Value]) -> list[Value]:
     return [np.asarray(one) for one in (found if several else [found])]
 
 
-def _scan(graph: Graph, equation: Any, inputs: list[Value]) -> list[Value]:
+def _scan(graph: OnnxGraph, equation: Any, inputs: list[Value]) -> list[Value]:
     """A loop over the first axis as ONNX's Scan, which means the same."""
     params = equation.params
     consts, carried = scan_inputs(params)
-    body, program = Graph(graph), params["jaxpr"]
+    body, program = OnnxGraph(graph), params["jaxpr"]
     given = program.jaxpr.invars[consts:]
     names = [body.name("state" if i < carried else "item") for i in range(len(given))]
     inside = run(body, program.jaxpr, program.consts, [*inputs[:consts], *names])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.runs.export.onnx_graph import ExportError, Graph, Rule, Value
+from fedblend.runs.export.onnx_graph import ExportError, OnnxGraph, Rule, Value
 from fedblend.runs.export.onnx_shapes import apart, ints
 
 SAME = {
@@ -182,7 +182,7 @@ def _convolution(graph, equation, inputs):
     return _ordered(graph, found, np.argsort(numbers.out_spec))
 
 
-def _ordered(graph: Graph, value: Value, order: Any) -> Value:
+def _ordered(graph: OnnxGraph, value: Value, order: Any) -> Value:
     order = [int(axis) for axis in order]
     if order == list(range(len(order))):
         return value

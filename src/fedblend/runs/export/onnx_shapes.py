@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.runs.export.onnx_graph import ExportError, Graph, Rule, Value
+from fedblend.runs.export.onnx_graph import ExportError, OnnxGraph, Rule, Value
 
 
 def ints(*values: Any) -> np.ndarray:
@@ -33,7 +33,7 @@ def is_static(equation: Any) -> bool:
     return all(known(size) for shape in shapes for size in shape)
 
 
-def reshape_to(graph: Graph, value: Value, shape: Sequence[Any]) -> Value:
+def reshape_to(graph: OnnxGraph, value: Value, shape: Sequence[Any]) -> Value:
     """A value in another shape, of which one size may be symbolic."""
     sizes = [int(size) if known(size) else -1 for size in shape]
     if sizes.count(-1) > 1:
@@ -66,7 +66,7 @@ def _broadcast(graph, equation, inputs):
     return graph.add("Expand", value, graph.add("Concat", *parts, axis=0))
 
 
-def _size(graph: Graph, size: Any) -> Value:
+def _size(graph: OnnxGraph, size: Any) -> Value:
     """A symbolic size: the number of rows, or a multiple of it."""
     found = re.fullmatch(r"(?:(\d+)\*)?rows", str(size))
     if found is None:
@@ -93,7 +93,7 @@ def _split(graph, equation, inputs):
 
 
 def _cut(
-    graph: Graph,
+    graph: OnnxGraph,
     value: Value,
     starts: Sequence[Any],
     ends: Sequence[Any],
@@ -123,7 +123,7 @@ def _slice(graph, equation, inputs):
 
 
 def apart(
-    graph: Graph,
+    graph: OnnxGraph,
     value: Value,
     shape: Sequence[Any],
     axis: int,
