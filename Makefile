@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A fresh machine needs Python 3.11 or newer and make; everything else is set up here.
-#   make demo    a first federated run, in a few seconds
-#   make test    the tests
-#   make test-slow    the slow tests, hours; continues where it stopped
-#   make lint    style and types
-#   make docs    the documentation as a website, site/index.html
-#   make bench   the time of a round, beside other ways to compute it
-#   make cards   the benchmark cards: whole runs, at most a minute of each
-#   make release builds the distributions and tries them in a fresh environment
-#   make clean   removes what was set up
+#   make demo       a first federated run, in a few seconds
+#   make test       the tests
+#   make test-slow  the slow tests, hours; continues where it stopped
+#   make lint       style and types
+#   make docs       the documentation as a website, site/index.html
+#   make bench      the time of a round, beside other ways to compute it
+#   make cards      the benchmark cards: whole runs, at most a minute of each
+#   make release    builds the distributions and tries them in a fresh environment
+#   make clean      removes what was set up
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
