@@ -22,13 +22,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend import trees
 from fedblend.checks import Positive
 from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
 from fedblend.transforms._compose import is_encoded
-from fedblend.transforms.noise import add_noise
+from fedblend.transforms.noise import add_on_grid, entries, new_secret, normal_of
 
 
 @transform()
@@ -93,4 +94,8 @@ def local_dp(
 
 def secret_noise(up: Up, std: float) -> Up:
     """A clipped update plus noise of standard deviation ``std``, new in every call."""
-    return up._replace(delta=jax.jit(add_noise)(up.delta, std, None))
+    leaves, structure = jax.tree.flatten(up.delta)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    noise = normal_of(new_secret(), entries(arrays))
+    noisy = add_on_grid(arrays, std, noise)
+    return up._replace(delta=jax.tree.unflatten(structure, noisy))
