@@ -42,7 +42,7 @@ HONEST: dict[str, dict[str, Any]] = {
 """40 training rows, 24 test rows."""
 
 
-BARE = template("policy.toml").replace("noise = 0.5 ", "noise = 0.0 ")
+BARE = template("policy.toml").replace("noise = 0.2 ", "noise = 0.0 ")
 """The policy that ``init`` writes, without noise for rows."""
 
 

@@ -90,8 +90,8 @@ EXAMINED = {
 class ProtectRows(Table):
     """How gradients hide single rows, in a simulation or by the policy of a node."""
 
-    clip: Positive = 3.0
-    noise: NotNegative = 0.5
+    clip: Positive = 6.0
+    noise: NotNegative = 0.2
 
     def hide(self, loss: Loss) -> RowNoise:
         """The loss with such gradients."""
