@@ -99,7 +99,7 @@ def test_noisy_gradients_are_counted_for_a_row(tmp_path):
     ledger = read_ledger(attacker.settings.folder)
     ((key, steps),) = ledger.row_steps.items()
     noise, share = map(float, key.split())
-    assert (noise, steps, ledger.bare_rows) == (0.5, 8, 0)
+    assert (noise, steps, ledger.bare_rows) == (0.2, 8, 0)
     assert share == pytest.approx(1 - (1 - 1 / 40) ** 8, abs=1e-6)
     spent = ledger.row_epsilon(1e-6)
     policy = f"[budget]\nrow_epsilon = {spent - 0.01}\n"
