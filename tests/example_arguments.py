@@ -78,8 +78,8 @@ def tables(name: str) -> dict[str, Any]:
     return {"model": {"name": "mlp", "hidden": [4]}} if name in ON_ADAPTERS else {}
 
 
-def build(name: str, loss: Loss, work: Work, clients: int) -> Algorithm:
-    """The algorithm of this name, with example arguments."""
+def arguments(name: str, loss: Loss, work: Work, clients: int) -> dict[str, Any]:
+    """Example arguments for the builder of an algorithm."""
     entry = ALGORITHMS[name]
     given: dict[str, Any] = required(entry) | {"loss": loss}
     if "work" in entry.parameters:
@@ -95,7 +95,12 @@ def build(name: str, loss: Loss, work: Work, clients: int) -> Algorithm:
         given["clients"] = clients
     if "algorithm" in entry.parameters:
         given["algorithm"] = fb.fedavg(loss, work)
-    return entry.build(**given)
+    return given
+
+
+def build(name: str, loss: Loss, work: Work, clients: int) -> Algorithm:
+    """The algorithm of this name, with example arguments."""
+    return ALGORITHMS[name].build(**arguments(name, loss, work, clients))
 
 
 def needs_everyone(name: str) -> bool:

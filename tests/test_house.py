@@ -3,7 +3,6 @@
 """The measures of the house that are met stay met; ``tools/house.py`` prints them."""
 
 import house
-import pytest
 
 BOTH = house.modules(house.PACKAGE, house.FEDERATION)
 
@@ -14,9 +13,8 @@ def test_no_module_is_too_long():
     assert not long, "a module has at most 400 code lines; split it by subject"
 
 
-@pytest.mark.parametrize("part", ["config", "cli"])
-def test_no_algorithm_is_named_outside_its_own_file(part):
-    assert house.named_algorithms(house.modules(house.PACKAGE / part)) == []
+def test_no_algorithm_is_named_outside_its_own_file():
+    assert house.named_algorithms(BOTH) == []
 
 
 def test_one_folder_imports_private_packages_of_flower():

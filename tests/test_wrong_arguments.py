@@ -15,11 +15,13 @@ import numpy as np
 import optax
 import pytest
 
+import example_arguments as examples
 import fedblend as fb
-from fedblend import algorithms, transforms
+from fedblend import algorithms, checks, transforms
 from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.checks import fits
 from fedblend.errors import UserError
+from fedblend.registry import ALGORITHMS
 from fedblend.transforms import central_loss
 from fedblend_federation.client.executor import ClientSetup, Executor
 
@@ -124,8 +126,6 @@ CASES = {
                      server_optimizer="rate"),
     "ditto": _local(fb.ditto, {"algorithm": PLAIN, "lam": 1.0},
                     algorithm="algorithm", lam="by client"),
-    "mapper": _local(algorithms.mapper, {"alpha": 0.5}, alpha="alpha", grid="whole",
-                     held_out="part"),
     "perfedavg": _local(algorithms.perfedavg, {"inner_rate": 0.1},
                         inner_rate="not negative",
                         delta="positive", adapt_steps="whole", hessian="word"),
@@ -136,16 +136,7 @@ CASES = {
     "fedrep": _local(algorithms.fedrep, {"head": bool, "head_steps": 1},
                      head="function",
                      head_steps="steps"),
-    "fedala": _local(algorithms.fedala, {"head": bool}, head="function", most="count",
-                     weight_rate="not negative", learn_on="fraction"),
-    "feddbe": _local(algorithms.feddbe, {"features": bool}, features="function",
-                     kappa="not negative"),
-    "knn_per": _case(algorithms.knn_per, {"algorithm": PLAIN, "loss": LOSS,
-                     "features": bool},
-                     algorithm="algorithm", loss="function", features="function",
-                     k="count", held_out="part", grid="count", scale="positive"),
     "fedem": _local(algorithms.fedem),
-    "hypcluster": _local(algorithms.hypcluster),
     "l2gd": _case(algorithms.l2gd, {"loss": LOSS, "rate": 0.1, "lam": 1.0, "p": 0.5,
                             "batch_size": None},
                   loss="function", lam="not negative", p="part",
@@ -279,6 +270,33 @@ CASES = {
                    noise="not negative", rounds="whole", delta="part",
                    adjacency="word"),
 }  # fmt: skip
+KINDS: dict[Any, str] = {
+    checks.ALGORITHM: "algorithm",
+    checks.ALPHA: "alpha",
+    checks.CHANCE: "part",
+    checks.COUNT: "count",
+    checks.FUNCTION: "function",
+    checks.NOT_NEGATIVE: "not negative",
+    checks.PART: "part",
+    checks.POSITIVE: "positive",
+    checks.WHOLE: "whole",
+    checks.by_client(checks.NOT_NEGATIVE): "by client",
+}
+"""What is wrong with an argument, by its rule."""
+
+
+def _registered(name: str) -> Case:
+    """An algorithm with example arguments, and what its rules say of them."""
+    entry = ALGORITHMS[name]
+    work = fb.Work(0.1, steps=2, batch_size=None)
+    good = examples.arguments(name, LOSS, work, CLIENTS)
+    kinds = {one: KINDS[rule] for one, rule in entry.rules.items() if rule in KINDS}
+    if good.pop("work", None):
+        return _local(entry.build, good, **kinds)
+    return Case(entry.build, good, kinds)
+
+
+CASES |= {name: _registered(name) for name in ALGORITHMS if name not in CASES}
 ALLOWED = {
     ("finetune", "steps", "0"),
     ("finetune", "steps", "[1, 0]"),

@@ -38,7 +38,12 @@ SILENT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-MAY_NAME = ("algorithms", "runs/auto")
+MAY_NAME = (
+    PACKAGE / "algorithms",
+    PACKAGE / "contrib",
+    PACKAGE / "runs" / "auto",
+    FEDERATION / "ops" / "demo.py",
+)
 """Where an algorithm may be named: its own package, the candidates, the demo."""
 PUBLIC_FLOWER = ("app", "clientapp", "serverapp")
 PREPOSITIONS = """
@@ -107,7 +112,7 @@ def named_algorithms(paths: Iterable[Path]) -> list[str]:
     """The strings that are the name of an algorithm, outside of where they may be."""
     from fedblend.registry import ALGORITHMS
 
-    allowed = tuple(str(PACKAGE / part) for part in MAY_NAME)
+    allowed = tuple(map(str, MAY_NAME))
     return [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.value}"
         for path in paths

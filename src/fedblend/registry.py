@@ -175,23 +175,23 @@ Kind = TypeVar("Kind", bound=Named)
 
 
 class Registry(Mapping[str, Kind], Generic[Kind]):
-    """The entries of a package by name, in alphabetical order.
+    """The entries of some packages by name, in alphabetical order.
 
     Args:
-        package: its modules are imported when the registry is first read.
+        packages: their modules are imported when the registry is first read.
         plugins: the group of entry points of modules of other distributions that are
             imported then, too.
     """
 
-    def __init__(self, package: str, plugins: str = ""):
-        self._package, self._plugins = package, plugins
+    def __init__(self, *packages: str, plugins: str = ""):
+        self._packages, self._plugins = packages, plugins
         self._found: dict[str, Kind] = {}
         self._complete = False
 
     def add(self, entry: Kind) -> None:
         """Take an entry in; a name stands for one builder."""
         if entry.name in self._found:
-            raise ValueError(f"{self._package}: {entry.name!r} is registered twice")
+            raise ValueError(f"{self._packages[0]}: {entry.name!r} is registered twice")
         self._found[entry.name] = entry
 
     def __getitem__(self, name: str) -> Kind:
@@ -205,17 +205,33 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
 
     def _all(self) -> dict[str, Kind]:
         if not self._complete:
-            package = import_module(self._package)
-            for module in walk_packages(package.__path__, f"{self._package}."):
-                import_module(module.name)
+            for package in map(import_module, self._packages):
+                for module in walk_packages(package.__path__, f"{package.__name__}."):
+                    import_module(module.name)
             for point in entry_points(group=self._plugins):
                 point.load()
             self._complete = True
         return self._found
 
 
-ALGORITHMS: Registry[AlgorithmEntry] = Registry("fedblend.algorithms")
+ALGORITHMS: Registry[AlgorithmEntry] = Registry(
+    "fedblend.algorithms", "fedblend.contrib"
+)
 TRANSFORMS: Registry[TransformEntry] = Registry("fedblend.transforms")
+
+
+def instead_of(name: str) -> str:
+    """What to use where clients carry a compressor's errors from round to round.
+
+    That is ``ef21``, or the methods that encode their messages themselves.
+    """
+    mixes = "alpha" in ALGORITHMS[name].parameters
+    others = [
+        other
+        for other, entry in ALGORITHMS.items()
+        if entry.encodes and ("alpha" in entry.parameters) == mixes
+    ]
+    return f"ef21, or {' or '.join(others)} in place of {name}"
 
 
 def algorithm(

@@ -7,8 +7,6 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check, fill
-from fedblend.config.tables.model import model_of
-from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError
 
 L2GD = {"name": "l2gd", "lam": 0.5}
@@ -108,24 +106,3 @@ def test_a_word_stands_for_a_part_of_any_model(name, stays, tiny):
     _, state = jax.eval_shape(built.algorithm.enroll, params, shard, key)
     found = jax.tree_util.tree_leaves_with_path(state.personal)
     assert {path[0].name for path, _ in found} == stays  # pyright: ignore
-
-
-def test_feddbe_shifts_the_features_of_one_model(tiny):
-    tiny["algorithm"] |= {"name": "feddbe"}
-    built = build(check(tiny, "here"))
-    params = built.model.init(jax.random.key(0))
-    assert params.shift.shape == params.model.weight.shape[1:]
-    tiny["model"] |= {"ensemble": 2}
-    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for feddbe"):
-        build(check(tiny, "here"))
-
-
-def test_nearest_rows_are_those_of_a_model_with_features_and_classes(tiny):
-    tiny["algorithm"] |= {"name": "knn_per", "k": 3}
-    assert build(check(tiny, "here")).model.features is not None
-    wrong = {**tiny, "model": {**tiny["model"], "ensemble": 2}}
-    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for knn_per"):
-        build(check(wrong, "here"))
-    task = Task("regression", 1, (2,))
-    with pytest.raises(ConfigError, match='"knn_per" predicts classes, and is not for'):
-        model_of(check(tiny, "here"), task, "squared_error")

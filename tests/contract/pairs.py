@@ -88,7 +88,7 @@ def problem(algorithm: str) -> problems.Problem:
     plain = problems.classes((6,) * CLIENTS) if form else _quadratics()
     inner, train = plain.loss, plain.federated_data.train
     fields = train.examples
-    if form != "neighbors":  # knn_per has inputs and labels alone
+    if form != "neighbors":  # which has inputs and labels alone
         fields = (*fields, np.tile([[0, 1]], (len(fields[1]), 1)))
     rows = [
         np.arange(start, start + count)
@@ -98,7 +98,7 @@ def problem(algorithm: str) -> problems.Problem:
         federated_data=fb.federate(fields, rows),
         loss=lambda params, rows: inner(params, rows[:2]),
     )
-    return FORMS["rolora" if form == "factors" else algorithm](on) if form else on
+    return FORMS[form](on) if form else on
 
 
 def _quadratics() -> problems.Problem:

@@ -85,21 +85,22 @@ def _scheduled(unit):
 
 
 FORMS = {
-    "fedem": several,
-    "hypcluster": several,
-    "feddbe": shifted,
-    "knn_per": beside_rows,
-    "fedalt_lora": paired,
-    "rolora": factored,
+    "ensemble": several,
+    "shifted": shifted,
+    "neighbors": beside_rows,
+    "pairs": paired,
+    "factors": factored,
 }
-"""What some algorithms make of a model."""
+"""What algorithms make of a model, by their ``form``."""
+FORMED = {name: one.form for name, one in REGISTERED.items() if one.form}
+"""The form of each algorithm that has one."""
 
 
 def formed(name: str, problem: Problem) -> Problem:
     """The problem with the model of the form that a case needs."""
-    for algorithm, form in FORMS.items():
+    for algorithm, form in FORMED.items():
         if algorithm in name:
-            return form(problem)
+            return FORMS[form](problem)
     return problem
 
 
@@ -264,7 +265,7 @@ TUNED = {
     f"{name}({algorithm})": partial(_wrapped, wrapper, build)
     for name, wrapper in WRAPPERS.items()
     for algorithm, build in ALGORITHMS.items()
-    if algorithm != "knn_per"  # a client's labels have no gradient
+    if FORMED.get(algorithm) != "neighbors"  # a client's labels have no gradient
 }
 
 SPEAKING = {name: build for name, build in ALGORITHMS.items() if name not in SILENT}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from registry import CASES, FORMS, ONE_OF_EACH, PRODUCT, formed
+from registry import CASES, FORMED, ONE_OF_EACH, PRODUCT, formed
 
 import problems
 from fedblend import keys, trees
@@ -96,7 +96,7 @@ def test_structure_and_dtypes(name, problem):
     assert all(described(model) == wanted for model in models)
     delta = said[0][1].delta
     if delta is not None:
-        in_part = any(one in name for one in ("partial", *FORMS))
+        in_part = any(one in name for one in ("partial", *FORMED))
         parts = trees.where_given(delta, params) if in_part else params
         assert described(delta) == described(parts)
         assert jax.tree.leaves(delta)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedEM, HypCluster, FedALA and kNN-Per as their papers write them, in NumPy loops.
+"""FedEM, HypCluster and FedALA as their papers write them, in NumPy loops.
 
 Nothing of fedblend. Models are logistic regressions without intercept; every step takes
 all rows of a client, ``rows[i] = (inputs, labels)`` with labels 0 and 1.
@@ -126,100 +126,3 @@ def fedala(problem, w, cohorts, rate, steps, eta, passes, head, few):
             mean += problem.weights[i] / total * x
         w = mean
     return w, np.array(own), np.array(weights)
-
-
-def feddbe_step(A, h, shift, inputs, labels, mean, kappa, rate):
-    """Zhang et al. 2023, eq. (5): features A x, score h (A x + shift), all rows."""
-    to_A, to_h, to_shift = np.zeros_like(A), np.zeros_like(h), np.zeros_like(shift)
-    center, middle = np.zeros(A.shape[0]), np.zeros(A.shape[1])
-    for x, y in zip(inputs, labels, strict=True):
-        z = A @ x + shift
-        slope = (1 / (1 + np.exp(-(h @ z))) - y) / len(labels)
-        to_A += slope * np.outer(h, x)
-        to_h += slope * z
-        to_shift += slope * h
-        center += A @ x / len(labels)
-        middle += x / len(labels)
-    to_A += kappa * 2 / len(center) * np.outer(center - mean, middle)
-    return A - rate * to_A, h - rate * to_h, shift - rate * to_shift
-
-
-def feddbe_mean(A, h, batches, rate):
-    """The initialization of a client in the authors' code, ``client.train()``.
-
-    ``global_mean`` is None: there is no penalty, and the head takes the features as
-    they are. ``running_mean`` has momentum 1.
-    """
-    running_mean = np.zeros(len(h))
-    for inputs, labels in batches:
-        running_mean = 0.0 * running_mean + 1.0 * (inputs @ A.T).mean(axis=0)
-        none = np.zeros(len(h))
-        A, h, _ = feddbe_step(A, h, none, inputs, labels, none, 0.0, rate)
-    return running_mean
-
-
-def feddbe(rows, A, h, cohorts, rate, steps, kappa):
-    """Zhang et al. 2023, Algorithm 1, with momentum 1: A, h, all shifts, the mean."""
-    total, mean = sum(len(labels) for _, labels in rows), np.zeros(len(h))
-    for inputs, labels in rows:
-        batches = [(inputs, labels)] * steps
-        mean = mean + len(labels) / total * feddbe_mean(A, h, batches, rate)
-    shifts = np.zeros((len(rows), len(h)))
-    for cohort in cohorts:
-        weight = sum(len(rows[i][1]) for i in cohort)
-        mean_A, mean_h = np.zeros_like(A), np.zeros_like(h)
-        for i in cohort:
-            own = A, h, shifts[i]
-            for _ in range(steps):
-                inputs, labels = rows[i]
-                own = feddbe_step(*own, inputs, labels, mean, kappa, rate)
-            shifts[i] = own[2]
-            mean_A += len(rows[i][1]) / weight * own[0]
-            mean_h += len(rows[i][1]) / weight * own[1]
-        A, h = mean_A, mean_h
-    return A, h, shifts, mean
-
-
-def softmax(scores):
-    powers = [np.exp(score - max(scores)) for score in scores]
-    return [power / sum(powers) for power in powers]
-
-
-def nearest(x, inputs, labels, classes, k, scale):
-    """Marfoq et al. 2022, eq. (8), with the kernel of the authors' code.
-
-    Its distances are those of an ``IndexFlatL2``, that is squared ones, and its
-    ``similarities = np.exp(-distances / (features_dimension * scale))``.
-    """
-    away = [((x - other) ** 2).sum() for other in inputs]
-    order = sorted(range(len(inputs)), key=lambda row: away[row])[:k]
-    similar = [np.exp(-distance / (len(x) * scale)) for distance in away]
-    chances = [
-        sum(similar[row] for row in order if labels[row] == one)
-        for one in range(classes)
-    ]
-    return [chance / sum(chances) for chance in chances]
-
-
-def knn_per(rows, new, body, head, lams, held_out, k, scale=1.0):
-    """Marfoq et al. 2022, eq. (9): the chosen lam, and probabilities at new inputs.
-
-    The features are ``inputs @ body``, the scores ``features @ head``. The first rows
-    are those held out; all rows vote on new inputs.
-    """
-    inputs, labels = rows[0] @ body, rows[1]
-    classes, cut = head.shape[1], int(held_out * len(labels))
-
-    def chances(lam, x, memory):
-        known, votes = memory
-        ours, own = softmax(x @ head), nearest(x, known, votes, classes, k, scale)
-        return [(1 - lam) * a + lam * b for a, b in zip(ours, own, strict=True)]
-
-    best, least = 0.0, np.inf
-    for lam in lams:
-        total = 0.0
-        for x, y in zip(inputs[:cut], labels[:cut], strict=True):
-            total -= np.log(chances(lam, x, (inputs[cut:], labels[cut:]))[y] + 1e-300)
-        if total < least:
-            best, least = lam, total
-    return best, np.array([chances(best, x, (inputs, labels)) for x in new @ body])

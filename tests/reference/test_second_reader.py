@@ -17,7 +17,7 @@ import second_reader as paper
 
 import fedblend as fb
 from fedblend.algorithms.apfl_averaged import apfl_averaged
-from fedblend.algorithms.l2gd import L2gdClient, Tosses
+from fedblend.contrib.l2gd import L2gdClient, Tosses
 from fedblend.simulation.sampling import cohorts
 from fedblend.trees import precision
 

@@ -3,7 +3,8 @@
 """Federated algorithms, one file each: its equations, its reference, both halves.
 
 A file in this folder is found because it exists: ``fedblend.registry`` imports them
-all, and each registers its builder, which is then a name of this package.
+all, and each registers its builder, which is then a name of this package. So is every
+method of ``fedblend.contrib``, which has those that are not confirmed yet.
 """
 
 from collections.abc import Callable

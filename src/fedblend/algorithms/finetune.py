@@ -42,8 +42,8 @@ def finetune(algorithm: Algorithm, loss: Loss, work: WorkOrNone) -> Algorithm:
     def personal(down, client, shard, key):
         before = algorithm.personal(down, client, shard, key)
         if isinstance(before, Neighbors):
-            allowed = "one that deploys parameters; fine-tune inside of knn_per"
-            raise UserError("finetune: algorithm", before, allowed, "knn_per")
+            allowed = "one that deploys parameters; fine-tune inside of it"
+            raise UserError("finetune: algorithm", before, allowed, "one with rows")
         own = keys.named(key, "finetune")
         return train(before, shard, own, round=down.round)[0]
 

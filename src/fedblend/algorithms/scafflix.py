@@ -60,13 +60,10 @@ from fedblend.errors import UserError
 from fedblend.local import Work, descend_times, is_theory, own_rates
 from fedblend.losses import gradient
 from fedblend.mixing import Mixing
-from fedblend.registry import OWN_MODEL, SOLVES, algorithm
+from fedblend.registry import OWN_MODEL, SOLVES, algorithm, instead_of
 from fedblend.solvers import Solver
 from fedblend.theory import local_training as theory
 from fedblend.theory.local_training import scafflix_rates
-
-INSTEAD = "ef21, or flix_locodl or flix_compressed_scaffnew in place of scafflix"
-"""As in ``scaffnew``, noise in the shared model moves every c_i."""
 
 
 class ScafflixClient(NamedTuple):
@@ -157,5 +154,6 @@ def scafflix(
         return plain.server(aggregate, down, server, central, key)
 
     made = flix(loss, skipping, alpha=alpha, local=personal, smooth=known, mix=mix)
-    feedback = INSTEAD if made.needs.feedback else ""
+    # As in ``scaffnew``, noise in the shared model moves every c_i.
+    feedback = instead_of("scafflix") if made.needs.feedback else ""
     return made._replace(needs=made.needs._replace(feedback=feedback))

@@ -42,10 +42,7 @@ from fedblend.checks import COUNT, POSITIVE, is_traced
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
 from fedblend.local import Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
-from fedblend.registry import algorithm
-
-INSTEAD = "ef21, or locodl or compressed_scaffnew in place of scaffnew"
-"""Noise in the shared model moves every h_i by p/rate times that noise."""
+from fedblend.registry import algorithm, instead_of
 
 
 class ScaffnewClient(NamedTuple):
@@ -103,6 +100,8 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
         done = trees.add(server, down.extra["scaffnew"])
         return down._replace(shared=shared, extra={"scaffnew": tossed(key)}), done
 
+    # Noise in the shared model moves every h_i by p/rate times that noise.
     several = is_traced(steps) or steps > 1
-    needs = Needs(everyone=True, mean=True, feedback=INSTEAD if several else "")
+    feedback = instead_of("scaffnew") if several else ""
+    needs = Needs(everyone=True, mean=True, feedback=feedback)
     return Algorithm(enroll, start, client, server, needs=needs)

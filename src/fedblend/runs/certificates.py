@@ -33,6 +33,7 @@ from fedblend.simulation.certify import certificates, until
 from fedblend.simulation.run import Run
 from fedblend.theory import bounds
 from fedblend.theory.constants import mixture, stack_models
+from fedblend.theory.steps import dgd
 
 
 def strong_convexity(config: Config, built: Built) -> list[float]:
@@ -105,7 +106,7 @@ def promise(config: Config, built: Built, run: Run) -> dict[str, Any]:
     """
     options: Any = config.algorithm
     known = built.smoothness
-    if options.name != "flix" or options.rate != "theory" or config.compress:
+    if options.entry.theory is not dgd or options.rate != "theory" or config.compress:
         return {}
     if known is None or known.convex.min() <= 0:
         return {}

@@ -10,7 +10,7 @@ client's own model, and in the number of visits:
 - one model for all clients (FedAvg and its like): fine-tuning from it, no visits;
 - fine-tuning of their own (finetune, reptile, fomaml, perfedavg): just that, no visits;
 - FLIX: x_i by the run's solver, mixed with the shared model, no visits;
-- kNN-Per: the shared model beside the client's own rows, no visits;
+- votes of nearest rows: the shared model beside the client's own rows, no visits;
 - a model of its own, trained against the message (Ditto, MAPPER, FedRep, training
   alone): one visit of as many steps;
 - pFedMe and L2GD: Ditto's steps with their lam. With a fixed shared model pFedMe's

@@ -346,7 +346,7 @@ def check_owner(path: Path, config: Config) -> None:
 
 def work_alone(config: Config) -> dict[str, Any] | None:
     """All keys that training alone depends on; None where nobody trains alone."""
-    if not config.measure.local or config.algorithm.name == "local_only":
+    if not config.measure.local or not config.algorithm.entry.sends:
         return None
     options, central, lies = config.algorithm, config.central, config.attack
     work = set(LocalWork.model_fields)

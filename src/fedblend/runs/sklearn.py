@@ -58,6 +58,8 @@ RULES = {
 """The checks of the settings; the others are checked where they are used."""
 LEAST_ROWS = 8
 """Rows are predicted in groups padded to a power of two, and at least to this one."""
+METHODS = {build.__name__: build for build in (fb.fedavg, fb.local_only, fb.scaffold)}
+"""The methods that need no options, by name."""
 PREDICTING = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 ROUTED = {"client_ids": True}
 """What every method requests from scikit-learn's metadata routing."""
@@ -77,7 +79,7 @@ class _Federated(BaseEstimator):
     def __init__(
         self,
         model: Any = "linear",
-        algorithm: Any = "fedavg",
+        algorithm: Any = fb.fedavg.__name__,
         *,
         rounds: int = 100,
         cohort: int | None = None,
@@ -172,17 +174,16 @@ class _Federated(BaseEstimator):
         if callable(self.algorithm):
             return cast(Algorithm, self.algorithm(loss))
         work = Work(self.rate, steps=self.steps, batch_size=self.batch_size)
-        if self.algorithm == "finetune":
+        if self.algorithm == fb.finetune.__name__:
             return fb.finetune(fb.fedavg(loss, work), loss, work)
-        builders = ("fedavg", "local_only", "scaffold")
-        if self.algorithm not in builders:
-            known = f"one of finetune, {', '.join(builders)}"
+        if self.algorithm not in METHODS:
+            known = f"one of {fb.finetune.__name__}, {', '.join(METHODS)}"
             raise UserError(
                 f"{type(self).__name__}: algorithm",
                 self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
-        return cast(Algorithm, getattr(fb.algorithms, self.algorithm)(loss, work))
+        return METHODS[self.algorithm](loss, work)
 
     def _outputs(self, X: Any, client_id: Any, client_ids: Any) -> np.ndarray:
         """The outputs of the model of every row's client."""

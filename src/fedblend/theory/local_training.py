@@ -69,6 +69,7 @@ arXiv:2210.13277 (CompressedScaffnew).
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,10 +133,10 @@ def scafflix(
         longer: rates ``2/(L_i + mu_i)``, the longest that c allows.
     """
     shares = squared_alpha(alpha, smoothness) > 0
-    _positive(float(shares.max()), "scafflix", "alpha of some client")
+    _positive(float(shares.max()), scafflix, "alpha of some client")
     rates = scafflix_rates(smoothness.smooth, smoothness.convex, longer)
     own, smooth, convex = (of[shares] for of in (rates, *smoothness[:2]))
-    _positive(float(convex.min()), "scafflix", "convexity of every f_i")
+    _positive(float(convex.min()), scafflix, "convexity of every f_i")
     usual = math.sqrt(1 / float((own * convex).min()))
     return _chosen(rates, min(map(_shrinks, own, smooth, convex)), 1.0, steps or usual)
 
@@ -168,13 +169,13 @@ def locodl(
     """
     parts = smoothness_of_parts(alpha, smoothness)
     convex = squared_alpha(alpha, smoothness) * smoothness.convex
-    least = _positive(float(convex.min()), "locodl", "convexity of every f_i mixed")
+    least = _positive(float(convex.min()), locodl, "convexity of every f_i mixed")
     own = least / 2 if moved is None else moved
     if not own < least:
         allowed = f"below {least:g}, the smallest convexity of all f_i mixed"
         raise UserError("locodl: moved", own, allowed)
     largest = max(float(parts.max()) - own, own)
-    smallest = _positive(min(least - own, own), "locodl", "convexity of g")
+    smallest = _positive(min(least - own, own), locodl, "convexity of g")
     rate, dual = 2 / (largest + smallest), locodl_scales(omega, len(parts), masks)[1]
     rates, primal = np.full(len(parts), rate), _shrinks(rate, largest, smallest)
     return _chosen(rates, primal, dual, steps)._replace(moved=own)
@@ -224,8 +225,8 @@ def compressed_scaffnew(
     """
     parts = smoothness_of_parts(alpha, smoothness)
     convex = squared_alpha(alpha, smoothness) * smoothness.convex
-    name = "compressed_scaffnew"
-    least = _positive(float(convex.min()), name, "convexity of every f_i mixed")
+    what = "convexity of every f_i mixed"
+    least = _positive(float(convex.min()), compressed_scaffnew, what)
     rate = 2 / (float(parts.max()) + least)
     primal, dual = (
         _shrinks(rate, float(parts.max()), least),
@@ -310,7 +311,9 @@ def _shrinks(rate: float, smooth: float, convex: float) -> float:
     return 1 - max(abs(1 - rate * convex), abs(1 - rate * smooth)) ** 2
 
 
-def _positive(value: float, name: str, what: str) -> float:
+def _positive(value: float, method: Callable[..., Any], what: str) -> float:
     if not value > 0:
-        raise ValueError(f"{name}: theory needs {what} above 0, not {value:g}")
+        raise ValueError(
+            f"{method.__name__}: theory needs {what} above 0, not {value:g}"
+        )
     return value

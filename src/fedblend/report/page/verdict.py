@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.registry import ALGORITHMS
 from fedblend.report import measures
 from fedblend.report.page.clients import STATUS, ClientColumns
 from fedblend.report.page.curves import higher_is_better
@@ -135,7 +136,8 @@ def sentences(
     if found is None:
         return "open", ["Nothing was measured in this run."]
     if found.gain is None or not found.gain.clients:
-        alone = summary.get("algorithm") == "local_only"
+        method = ALGORITHMS.get(str(summary.get("algorithm")))
+        alone = method is not None and not method.sends
         return "open", _without_comparison(found, alone)
     tone, first = _does_it_pay(found, found.gain)
     seeds = len(summary["runs"])

@@ -28,6 +28,7 @@ from fedblend.config.build import Method, method
 from fedblend.config.config import Config, check
 from fedblend.core import PyTree, Ragged, has_ragged, static_bits
 from fedblend.errors import SettingError, UserError
+from fedblend.registry import ALGORITHMS
 from fedblend.runs.plan.problem import Problem, stacked_models, start_run
 from fedblend.simulation.run import Run
 from fedblend.solvers import given
@@ -50,9 +51,9 @@ NAMES = {
     "diana": "DIANA",
     "ef21": "EF21",
     "downlink": "EF21-P",
-    "scafflix": "Scafflix",
-    "locodl": "LoCoDL",
-    "compressed_scaffnew": "TAMUNA",
+    local_training.scafflix.__name__: "Scafflix",
+    local_training.locodl.__name__: "LoCoDL",
+    local_training.compressed_scaffnew.__name__: "TAMUNA",
 }
 """Solvers as their papers spell them; CompressedScaffnew, a name too long for a column,
 is TAMUNA with all clients."""
@@ -166,16 +167,23 @@ def config_of(found: Problem, candidate: SolverOptions, *settings: str) -> Confi
 
 def _with_coin(
     found: Problem,
-    solver: str,
+    theory: Callable[..., LocalTraining],
     label: str,
-    fixed: tuple[str, ...],
-    choose: Callable[..., LocalTraining],
+    settings: tuple[str, ...],
     bound: Callable[[LocalTraining, MixtureConstants], Bound],
+    **options: Any,
 ) -> SolverOptions:
     """A solver with the 1/p of its paper, or half of it if that has the better proof.
 
-    Neither depends on alpha.
+    Neither depends on alpha. The solver is the method on mixtures that ``theory`` is
+    registered for.
     """
+    method = next(
+        name
+        for name, entry in ALGORITHMS.items()
+        if entry.theory is theory and "alpha" in entry.parameters
+    )
+    choose = partial(theory, **options)
     known = partial(choose, found.shape, found.smoothness)
     papers = known().steps
     steps = min(papers, -(-papers // 2), key=lambda number: known(steps=number).factor)
@@ -183,31 +191,40 @@ def _with_coin(
     def curve(mixed: MixtureConstants, steps: int) -> Bound:
         return bound(choose(mixed.alpha, mixed.smoothness, steps=steps), mixed)
 
-    return SolverOptions(solver, label, fixed, curve, steps)
+    fixed = (f"algorithm.name={method}", *settings)
+    return SolverOptions(theory.__name__, label, fixed, curve, steps)
 
 
 def _scafflix(found: Problem) -> SolverOptions:
-    theory = local_training.scafflix, local_training.scafflix_bound
-    return _with_coin(found, "scafflix", "", ("algorithm.name=scafflix",), *theory)
+    theory = local_training.scafflix
+    return _with_coin(found, theory, "", (), local_training.scafflix_bound)
 
 
 def _locodl(found: Problem, k: int, masks: str) -> SolverOptions:
     settings = (
-        "algorithm.name=flix_locodl",
         f"algorithm.compressor={{ name = 'rand_k', k = {k} }}",
         f"algorithm.masks={masks}",
     )
-    omega = found.dim / k - 1
-    choose = partial(local_training.locodl, omega=omega, masks=masks)
-    options = ("locodl", f"rand-{k}, {masks}", settings)
-    return _with_coin(found, *options, choose, local_training.locodl_bound)
+    return _with_coin(
+        found,
+        local_training.locodl,
+        f"rand-{k}, {masks}",
+        settings,
+        local_training.locodl_bound,
+        omega=found.dim / k - 1,
+        masks=masks,
+    )
 
 
 def _compressed_scaffnew(found: Problem, copies: int) -> SolverOptions:
-    settings = ("algorithm.name=flix_compressed_scaffnew", f"algorithm.copies={copies}")
-    choose = partial(local_training.compressed_scaffnew, copies=copies)
-    options = ("compressed_scaffnew", f"s = {copies}", settings)
-    return _with_coin(found, *options, choose, local_training.scaffnew_bound)
+    return _with_coin(
+        found,
+        local_training.compressed_scaffnew,
+        f"s = {copies}",
+        (f"algorithm.copies={copies}",),
+        local_training.scaffnew_bound,
+        copies=copies,
+    )
 
 
 def _diana(dim: int, k: int) -> SolverOptions:

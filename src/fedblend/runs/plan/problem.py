@@ -20,6 +20,7 @@ from fedblend.config.config import Config
 from fedblend.core import Key, PyTree
 from fedblend.data.variants import one_class_clients
 from fedblend.errors import ConfigError
+from fedblend.registry import ALGORITHMS
 from fedblend.simulation.certify import mixture_gap
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
@@ -30,6 +31,7 @@ from fedblend.theory.constants import (
     mixture,
     stack_models,
 )
+from fedblend.theory.steps import dgd
 from fedblend.trees import precision
 
 TOLERANCE, PATIENCE = 1e-9, 10
@@ -84,8 +86,10 @@ def problem(config: Config) -> Problem:
         DataError: the data cannot be had, or cannot be used.
     """
     options: Any = config.algorithm
-    if options.name != "flix":
-        raise ConfigError(f'algorithm.name: "{options.name}" has no plan, only "flix"')
+    if options.entry.theory is not dgd:
+        known = next(name for name, one in ALGORITHMS.items() if one.theory is dgd)
+        line = f'algorithm.name: "{options.name}" has no plan, only "{known}"'
+        raise ConfigError(line)
     own = options.personal
     if own.solver == "sgd":
         raise ConfigError(

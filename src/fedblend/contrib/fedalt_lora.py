@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedALT: a client's own adapter is trained beside the frozen mean of all others'.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 Parameters are those of ``gated_lora``, or of ``two_adapters``: pairs of adapters of the
 same weight, "personal" and "shared", and what weighs them. Client i trains its own
 personal_i (the paper's individual LoRA) and its weights; shared_i (the rest-of-world
@@ -18,6 +20,8 @@ The server never sees an adapter of one client. It keeps M, the mean of what all
 have, also of those outside of the cohort, and a client takes its own share out. Nobody
 starts a round from a mean. ``shared``, for use without a client, has M as both adapters
 of a pair.
+
+A new client trains an adapter and a gate of its own beside the mean of all adapters.
 
 Where this differs from the paper: the same means come about in another way, and with
 partial cohorts, of which the paper has none, M has the last adapter of every client.

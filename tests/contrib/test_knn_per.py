@@ -10,16 +10,64 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend.config.build import build
+from fedblend.config.config import check
+from fedblend.config.tables.model import model_of
 from fedblend.core import Down
 from fedblend.data.dataset import Task
+from fedblend.errors import ConfigError
 from fedblend.runs.export.onnx_file import onnx_file
 from fedblend.runs.export.onnx_graph import ExportError
 from fedblend.runs.export.torch_names import state_dict
-from reference import family_transcription as paper
 
 COUNTS, DIM, WIDTH, CLASSES, K, GRID, HELD_OUT = (23, 12, 30, 1), 4, 3, 3, 4, 6, 0.3
 KEY = jax.random.key(1)
 DRAWS = np.random.default_rng(5)
+
+
+def softmax(scores):
+    powers = [np.exp(score - max(scores)) for score in scores]
+    return [power / sum(powers) for power in powers]
+
+
+def nearest(x, inputs, labels, classes, k, scale):
+    """Marfoq et al. 2022, eq. (8), with the kernel of the authors' code.
+
+    Its distances are those of an ``IndexFlatL2``, that is squared ones, and its
+    ``similarities = np.exp(-distances / (features_dimension * scale))``.
+    """
+    away = [((x - other) ** 2).sum() for other in inputs]
+    order = sorted(range(len(inputs)), key=lambda row: away[row])[:k]
+    similar = [np.exp(-distance / (len(x) * scale)) for distance in away]
+    chances = [
+        sum(similar[row] for row in order if labels[row] == one)
+        for one in range(classes)
+    ]
+    return [chance / sum(chances) for chance in chances]
+
+
+def literal(rows, new, body, head, lams, held_out, k, scale=1.0):
+    """Marfoq et al. 2022, eq. (9): the chosen lam, and probabilities at new inputs.
+
+    The features are ``inputs @ body``, the scores ``features @ head``. The first rows
+    are those held out; all rows vote on new inputs.
+    """
+    inputs, labels = rows[0] @ body, rows[1]
+    classes, cut = head.shape[1], int(held_out * len(labels))
+
+    def chances(lam, x, memory):
+        known, votes = memory
+        ours, own = softmax(x @ head), nearest(x, known, votes, classes, k, scale)
+        return [(1 - lam) * a + lam * b for a, b in zip(ours, own, strict=True)]
+
+    best, least = 0.0, np.inf
+    for lam in lams:
+        total = 0.0
+        for x, y in zip(inputs[:cut], labels[:cut], strict=True):
+            total -= np.log(chances(lam, x, (inputs[cut:], labels[cut:]))[y] + 1e-300)
+        if total < least:
+            best, least = lam, total
+    return best, np.array([chances(best, x, (inputs, labels)) for x in new @ body])
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +136,7 @@ def test_it_is_its_papers_equations(run):
     lams, found = np.arange(GRID) / GRID, []
     for client in range(len(COUNTS)):
         rows = DATA.train.rows(client)
-        lam, wanted = paper.knn_per(rows, NEW, body, head, lams, HELD_OUT, K)
+        lam, wanted = literal(rows, NEW, body, head, lams, HELD_OUT, K)
         own = run.personal(client)
         found.append(lam)
         np.testing.assert_allclose(1 - own.alpha, lam, atol=1e-12)
@@ -104,7 +152,7 @@ def test_the_scale_is_that_of_the_authors_code(run):
     down, shard = Down(run.shared, jnp.zeros((), jnp.int32)), DATA.train.shard(0)
     for scale in (0.05, 1e9):
         own = knn_per(scale=scale).personal(down, (), shard, KEY)
-        lam, wanted = paper.knn_per(rows, NEW, body, head, lams, HELD_OUT, K, scale)
+        lam, wanted = literal(rows, NEW, body, head, lams, HELD_OUT, K, scale)
         assert lam > 0
         np.testing.assert_allclose(probabilities(own, NEW), wanted, atol=1e-9)
     votes = probabilities(own._replace(alpha=jnp.zeros(())), NEW)
@@ -177,7 +225,7 @@ def test_what_is_refused_in_one_line():
         twice.personal(down, (), DATA.train.shard(0), KEY)
     near = fb.algorithms.knn_per(AVERAGE, LOSS, features=MODEL.features)
     tuned = fb.finetune(near, LOSS, fb.Work(0.05, steps=2, batch_size=5))
-    line = "^finetune: algorithm: knn_per is not one that deploys parameters; fine-tune"
+    line = "^finetune: algorithm: one with rows is not one that deploys parameters"
     with pytest.raises(ValueError, match=line):
         tuned.personal(down, (), DATA.train.shard(0), KEY)
 
@@ -191,3 +239,14 @@ def test_it_has_no_layout_of_onnx_and_of_pytorch(run):
         ExportError, match=r"^torch: Neighbors has no layout of PyTorch"
     ):
         state_dict(run.personal(0))
+
+
+def test_nearest_rows_are_those_of_a_model_with_features_and_classes(tiny):
+    tiny["algorithm"] |= {"name": "knn_per", "k": 3}
+    assert build(check(tiny, "here")).model.features is not None
+    wrong = {**tiny, "model": {**tiny["model"], "ensemble": 2}}
+    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for knn_per"):
+        build(check(wrong, "here"))
+    task = Task("regression", 1, (2,))
+    with pytest.raises(ConfigError, match='"knn_per" predicts classes, and is not for'):
+        model_of(check(tiny, "here"), task, "squared_error")

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedDBE: what is special about a client's features stays with it, as a shift of them.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 Parameters are those of ``models.shifted``: scores are ``head(features + shift_i)``. The
 shift (the paper's personalized representation bias memory) stays with client i; a
 penalty (its mean regularization) keeps the mean of the features themselves near one for
@@ -19,6 +21,8 @@ without penalty and at the shift of the start, and sends the mean of its feature
 last batch, before the step on it. m is the mean over clients, and the server sends it
 along with every message. With ``kappa = 0`` this is FedSim with the shift as
 its personal part. The shift of features is a bias of the last layer for a linear one.
+
+A new client trains a shift of its own while the shared model stays fixed.
 
 Where this differs from the paper: clients count equally unless the run sets other
 weights. kappa is half of that in its authors' code, as far as copies of it show, whose

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedALA: a client starts each round between its own model and the shared one.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 Where between them is learned, for each entry of the top layers (the head) by itself, on
 a part of the client's rows. A round, for every client i of the cohort, with ``gap =
 shared - own_i``::
@@ -19,6 +21,8 @@ passes until no weight moves by more than ``SETTLED`` in a pass, at most ``most`
 them; afterwards one in a round. Autodiff writes the gradient, which is that of f_i in
 the start times the gap. With ``weight_rate = 0`` clients are those of FedAvg; weights
 of 0 everywhere would be training alone.
+
+A new client takes one round from the shared model, with weights of its own.
 
 Where this differs from the paper: it draws the part of the rows anew in each round,
 here it is the same (the first rows, which are in random order). It stops the first

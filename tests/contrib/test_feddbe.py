@@ -11,11 +11,65 @@ import pytest
 
 import fedblend as fb
 from fedblend.batches import random_rows
+from fedblend.config.build import build
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import cohorts
-from reference import family_transcription as paper
 
 CLIENTS, DIM, WIDTH, ROUNDS, COHORT, RATE, KAPPA = 5, 3, 2, 4, 3, 0.2, 0.3
 KEY = jax.random.key(1)
+
+
+def literal_step(A, h, shift, inputs, labels, mean, kappa, rate):
+    """Zhang et al. 2023, eq. (5): features A x, score h (A x + shift), all rows."""
+    to_A, to_h, to_shift = np.zeros_like(A), np.zeros_like(h), np.zeros_like(shift)
+    center, middle = np.zeros(A.shape[0]), np.zeros(A.shape[1])
+    for x, y in zip(inputs, labels, strict=True):
+        z = A @ x + shift
+        slope = (1 / (1 + np.exp(-(h @ z))) - y) / len(labels)
+        to_A += slope * np.outer(h, x)
+        to_h += slope * z
+        to_shift += slope * h
+        center += A @ x / len(labels)
+        middle += x / len(labels)
+    to_A += kappa * 2 / len(center) * np.outer(center - mean, middle)
+    return A - rate * to_A, h - rate * to_h, shift - rate * to_shift
+
+
+def literal_mean(A, h, batches, rate):
+    """The initialization of a client in the authors' code, ``client.train()``.
+
+    ``global_mean`` is None: there is no penalty, and the head takes the features as
+    they are. ``running_mean`` has momentum 1.
+    """
+    running_mean = np.zeros(len(h))
+    for inputs, labels in batches:
+        running_mean = 0.0 * running_mean + 1.0 * (inputs @ A.T).mean(axis=0)
+        none = np.zeros(len(h))
+        A, h, _ = literal_step(A, h, none, inputs, labels, none, 0.0, rate)
+    return running_mean
+
+
+def literal_run(rows, A, h, cohorts, rate, steps, kappa):
+    """Zhang et al. 2023, Algorithm 1, with momentum 1: A, h, all shifts, the mean."""
+    total, mean = sum(len(labels) for _, labels in rows), np.zeros(len(h))
+    for inputs, labels in rows:
+        batches = [(inputs, labels)] * steps
+        mean = mean + len(labels) / total * literal_mean(A, h, batches, rate)
+    shifts = np.zeros((len(rows), len(h)))
+    for cohort in cohorts:
+        weight = sum(len(rows[i][1]) for i in cohort)
+        mean_A, mean_h = np.zeros_like(A), np.zeros_like(h)
+        for i in cohort:
+            own = A, h, shifts[i]
+            for _ in range(steps):
+                inputs, labels = rows[i]
+                own = literal_step(*own, inputs, labels, mean, kappa, rate)
+            shifts[i] = own[2]
+            mean_A += len(rows[i][1]) / weight * own[0]
+            mean_h += len(rows[i][1]) / weight * own[1]
+        A, h = mean_A, mean_h
+    return A, h, shifts, mean
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +127,7 @@ def test_it_is_its_papers_loop():
     """Float64 rounds at 1e-16, and a dozen steps stay far below the tolerance."""
     run = simulated(feddbe(KAPPA, steps=3, batch_size=None))
     members = cohorts(KEY, list(range(ROUNDS)), CLIENTS, COHORT).tolist()
-    A, h, shifts, mean = paper.feddbe(ROWS, *START, members, RATE, 3, KAPPA)
+    A, h, shifts, mean = literal_run(ROWS, *START, members, RATE, 3, KAPPA)
     tolerance: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
     np.testing.assert_allclose(run.down.extra["feddbe"], mean, **tolerance)
     np.testing.assert_allclose(run.shared.model["A"], A, **tolerance)
@@ -91,7 +145,7 @@ def test_enrollment_trains_no_shift_and_sends_the_mean_of_the_last_batch():
     batches = [(inputs[rows], labels[rows]) for rows in picked]
     algorithm = feddbe(KAPPA, steps=4, batch_size=2)
     mean, client = algorithm.enroll(model().init(KEY), shard, KEY)
-    wanted = paper.feddbe_mean(*START, batches, RATE)
+    wanted = literal_mean(*START, batches, RATE)
     np.testing.assert_allclose(mean, wanted, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(client.personal.shift, np.zeros(WIDTH))
 
@@ -131,3 +185,13 @@ def test_the_halves_of_a_model_are_the_model(name):
     found = used.head(params, used.features(params, inputs) + 0.5)
     np.testing.assert_array_equal(found, shifted.apply(own, inputs))
     assert np.abs(found - used.apply(params, inputs)).max() > 1e-3
+
+
+def test_a_configuration_shifts_the_features_of_one_model(tiny):
+    tiny["algorithm"] |= {"name": "feddbe"}
+    built = build(check(tiny, "here"))
+    params = built.model.init(jax.random.key(0))
+    assert params.shift.shape == params.model.weight.shape[1:]
+    tiny["model"] |= {"ensemble": 2}
+    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for feddbe"):
+        build(check(tiny, "here"))

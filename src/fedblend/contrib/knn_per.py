@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kNN-Per: a client's nearest training rows join the predictions of the shared model.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 Any algorithm trains the shared model, FedAvg in the paper. A client deploys that model
 beside the features and labels of its training rows, ``models.neighbors``::
 
@@ -10,6 +12,9 @@ beside the features and labels of its training rows, ``models.neighbors``::
 
 The paper's weight of the neighbors is ``lam_i = 1 - alpha_i``. Nothing is trained at a
 client beyond the shared model, and nothing more is sent.
+
+A new client deploys the shared model beside its own rows. It takes no steps, so that
+``--steps`` and ``--rate`` do not apply.
 
 Where this differs from the paper: the held-out rows are a part of the training rows
 that does not vote while alpha_i is chosen, and votes after it; a client without any

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """HypCluster: several shared models, of which every client trains and uses the best.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 The problem is ``min over theta_1 .. theta_M of sum_i p_i min over m of f_i(theta_m)``:
 clients in M clusters, a model for each. A round, for every client i of the cohort::
 
@@ -17,6 +19,9 @@ the models that a client did not choose, and of the choices, one at the chosen m
 model that nobody chose stays. Parameters are those of ``models.ensemble``. An ensemble
 of one model is FedAvg; ``fedem`` is the soft version. The same algorithm is known as
 IFCA.
+
+A new client takes the model with the least loss on its training rows, and no steps, so
+that ``--steps`` and ``--rate`` do not apply.
 
 Where this differs from the paper: it does not. Clients have no state: they choose again
 in every round. What a client deploys is an ensemble with all weight on its model.

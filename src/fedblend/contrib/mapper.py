@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MAPPER: a shared model, personal models and their mixing weights, all learned.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 The problem is ``min over shared, y_i, alpha_i of mean_i f_i(mix(alpha_i, shared,
 y_i))``. On training rows alpha_i = 0 does as well as any, so that it is chosen on rows
 that the client holds out. A round, for every client i of the cohort::
@@ -15,6 +17,8 @@ that the client holds out. A round, for every client i of the cohort::
 
 Without a grid alpha_i stays as it is: at 1 this is FedAvg, at 0 training alone, and in
 between every client's mixture tends to its own optimum, whatever ``shared`` is.
+
+A new client gets y_i and its weight, chosen on rows held out of its training rows.
 
 Where this differs from the paper: it mixes predictions (``mix=mixing.outputs``), here
 parameters are the default. y_i is fitted by steps from where it was, alpha_i by a grid.

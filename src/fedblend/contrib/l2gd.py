@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """L2GD: personal models that a common coin pulls toward their mean.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 The problem is ``min over all y_i of 1/n sum_i f_i(y_i) + lam/2n sum_i |y_i - ybar|^2``,
 ybar being the mean of the y_i. A coin, one for all clients, decides the next step::
 
@@ -20,6 +22,8 @@ stands for 1/p + 1/(1 - p) tosses on average, of which a share p (1 - p) communi
 ``shared`` is ybar, ``personal`` is y_i after the averagings to come. ``lam = 0`` is
 training alone, a pull of 1 FedAvg with random numbers of steps. A constant rate reaches
 a neighborhood; the paper's best p is lam/(L + lam), its rate then 1/(2 L).
+
+A new client takes the steps of Ditto from the shared model, the expected step of L2GD.
 
 Where this differs from the paper: ``rate`` is the paper's alpha over n (1 - p), and may
 change over rounds; steps may be of minibatches; communications are given, not tosses.

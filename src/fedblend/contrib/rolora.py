@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RoLoRA: one factor of an adapter is trained in a round, and the other is common.
 
+In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+
 The change of a weight is B A. The mean of the clients' products is the product with the
 mean of one factor where all clients have the same other one, so that rounds take turns,
 from round 0 on::
@@ -15,6 +17,8 @@ B goes first: it starts at zero, where the gradient in A is zero.
 
 The server moves the factor of the round alone: noise of privacy, or the error of a
 compressor, leaves the other one where it is.
+
+A new client gets the shared adapter; ``finetune`` around it fits that to the client.
 
 Where this differs from the paper: messages have a place for both factors, zeros for the
 one that rests, and are counted so; the paper sends the trained factor only. p_i are the

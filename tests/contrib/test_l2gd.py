@@ -12,7 +12,7 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.algorithms.l2gd import L2gdClient, Tosses
+from fedblend.contrib.l2gd import L2gdClient, Tosses
 
 on = problems.quadratics()
 N, DIM = 7, 3
