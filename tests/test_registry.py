@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One registration: a file in the package is all that a new algorithm needs."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -99,6 +100,15 @@ def test_two_builders_of_one_name_are_refused():
     found.add(ALGORITHMS["fedavg"])
     with pytest.raises(ValueError, match="'fedavg' is registered twice"):
         found.add(ALGORITHMS["fedavg"])
+
+
+def test_methods_that_are_not_confirmed_say_so():
+    for name, entry in ALGORITHMS.items():
+        module = inspect.getmodule(entry.builder)
+        assert module and module.__doc__
+        second = module.__doc__.split("\n\n")[1]
+        there = module.__name__.startswith("fedblend.contrib.")
+        assert there == second.startswith("In ``contrib``: "), name
 
 
 @pytest.mark.parametrize("registry", [ALGORITHMS, TRANSFORMS])
