@@ -16,6 +16,7 @@ from fedblend.report.page.clients import STATUS, as_plain, one_client, taken
 from fedblend.report.page.columns import number
 from fedblend.report.page.curves import MOST_POINTS
 from fedblend.report.page.run_files import (
+    AUTO_ALONE,
     Plain,
     RunFiles,
     checked,
@@ -29,7 +30,6 @@ from fedblend.report.page.run_results import (
     run_results,
     training_alone,
 )
-from fedblend.runs.auto import candidates
 from fedblend.runs.paired import ALONE, contenders, pair_differences
 
 MOST_CELLS = 900_000
@@ -74,7 +74,7 @@ def page_content(
         )
         for run, label in zip(runs, labels, strict=True)
     ]
-    alone = kept and kept.titles.get(candidates.ALONE)
+    alone = kept and kept.titles.get(AUTO_ALONE)
     pairs, untested = _differences(runs, labels, metric, alone)
     tone, lines = _verdict(runs, labels, pairs, metric)
     if untested:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fedblend.algorithms.local_only import local_only
 from fedblend.errors import RunError
 from fedblend.report.measures import Row
 from fedblend.report.page.clients import ClientColumns, read_clients
-from fedblend.runs.auto import candidates
 from fedblend.runs.run_folder import Folder, read_json, read_rows, read_summary
 from fedblend.stats.significance import LEVEL
 
 DAMAGED = (KeyError, TypeError, AttributeError, IndexError, ValueError)
+
+AUTO_ALONE = local_only.__name__
+"""The folder in which ``fedblend auto`` keeps training alone."""
 
 Plain = dict[str, Any]
 Made = TypeVar("Made")
@@ -114,7 +117,7 @@ def kept_verdict(paths: Sequence[Path]) -> Kept | None:
 def _tone(found: Plain) -> str:
     """Whether taking part pays, by what ``fedblend auto`` found."""
     choice, (_, low, _) = found["choice"], found["mean_gain"]
-    if choice["method"] == candidates.ALONE:
+    if choice["method"] == AUTO_ALONE:
         return "bad" if found["answer"] == "alone" else "open"
     if found["p"] is None or found["p"] >= LEVEL or low is None or low <= 0:
         return "open"
