@@ -302,6 +302,11 @@ ALLOWED = {
     ("finetune", "steps", "[1, 0]"),
     ("fomaml", "steps", "0"),
     ("fomaml", "steps", "[1, 0]"),
+    *(
+        (name, "optimizer", "[0.1]")
+        for name, one in ALGORITHMS.items()
+        if one.own_rates
+    ),
 }
 """What is wrong elsewhere and has a meaning here."""
 

@@ -176,14 +176,15 @@ class _Federated(BaseEstimator):
         work = Work(self.rate, steps=self.steps, batch_size=self.batch_size)
         if self.algorithm == fb.finetune.__name__:
             return fb.finetune(fb.fedavg(loss, work), loss, work)
-        if self.algorithm not in METHODS:
+        name = str(self.algorithm)
+        if name not in METHODS:
             known = f"one of {fb.finetune.__name__}, {', '.join(METHODS)}"
             raise UserError(
                 f"{type(self).__name__}: algorithm",
                 self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
-        return METHODS[self.algorithm](loss, work)
+        return METHODS[name](loss, work)
 
     def _outputs(self, X: Any, client_id: Any, client_ids: Any) -> np.ndarray:
         """The outputs of the model of every row's client."""
