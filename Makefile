@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A fresh machine needs Python 3.11 or newer and make; everything else is set up here.
-#   make demo       a first federated run, in a few seconds
+#   make demo       fedblend auto on heart patients of four hospitals, half a minute
 #   make test       the tests
 #   make test-slow  the slow tests, hours; continues where it stopped
 #   make lint       style and types

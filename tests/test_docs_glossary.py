@@ -14,7 +14,8 @@ from api_reference import HOMES, pages
 import fedblend as fb
 
 DOCS = Path(__file__).parents[1] / "docs"
-GLOSSARY = (DOCS / "glossary.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "glossary.md").read_text(encoding="utf-8")
+GLOSSARY = PAGE.partition("\n## Notation\n")[0]
 COMMAND = re.compile(r"fedblend [a-z]+$")
 
 

@@ -168,7 +168,7 @@ def test_an_equation_is_drawn_in_the_color_of_the_text(site):
     drawn = docs_site.equation(r"\min_x \; \frac{1}{n} \sum_{i=1}^n f_i(x) < \infty")
     assert 'fill="currentColor"' in drawn and "\n\n" not in drawn
     assert r"\frac{1}{n} \sum_{i=1}^n f_i(x) &lt; \infty" in drawn
-    for page in ("notation", "flix", "mixed"):
+    for page in ("glossary", "flix", "mixed"):
         text = (site / f"{page}.html").read_text("utf-8")
         assert 'class="equation"><svg' in text, page
 

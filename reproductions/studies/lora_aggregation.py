@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mean of products against product of means: the figures of docs/adapters_methods.md.
+"""Mean of products against product of means: the figures of docs/adapters.md.
 
 A network is trained on digits, and adapters of rank 4 of it on digits that are turned
 by a quarter, with 10 clients that all take part in every round. Three tables:

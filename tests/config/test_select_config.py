@@ -77,17 +77,18 @@ def test_a_penalty_takes_no_rows_and_is_written_out(ratings):
 
 
 def test_the_example_in_the_documents(ratings):
-    text = (Path(__file__).parents[2] / "docs" / "fedselect.md").read_text("utf-8")
-    (block,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    text = (Path(__file__).parents[2] / "docs" / "communication.md").read_text("utf-8")
+    blocks = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    (block,) = (one for one in blocks if "[select]" in one)
     content = tomllib.loads(block)
     content["data"]["options"] = {"file": ratings}
-    built = build(check(content, "docs/fedselect.md"))
+    built = build(check(content, "docs/communication.md"))
     assert built.unseen and built.federated_data.clients == 5
     content["run"]["seed"] = [0, 1]
     with pytest.raises(ConfigError, match=r"data\.split_seed: is missing"):
-        build(check(content, "docs/fedselect.md"))
+        build(check(content, "docs/communication.md"))
     content["data"]["split_seed"] = 0
-    assert len(build(check(content, "docs/fedselect.md")).federations) == 1
+    assert len(build(check(content, "docs/communication.md")).federations) == 1
 
 
 @pytest.mark.parametrize(

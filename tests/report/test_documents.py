@@ -27,21 +27,21 @@ def blocks(path: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
-def test_the_page_on_runs_shows_a_configuration_that_is_valid():
-    whole = tomllib.loads(blocks("docs/run.md", "toml")[0])
-    config = check(whole, "docs/run.md")
+def test_the_page_of_first_runs_shows_a_configuration_that_is_valid():
+    whole = tomllib.loads(blocks("docs/start.md", "toml")[0])
+    config = check(whole, "docs/start.md")
     assert config.name == "first"
-    own = tomllib.loads(blocks("docs/run.md", "toml")[1])
-    check({**whole, **own}, "docs/run.md")
+    own = tomllib.loads(blocks("docs/start.md", "toml")[1])
+    check({**whole, **own}, "docs/start.md")
 
 
 def test_the_fragments_in_the_key_list_are_valid():
-    whole = tomllib.loads(blocks("docs/run.md", "toml")[0])
+    whole = tomllib.loads(blocks("docs/start.md", "toml")[0])
     for block in blocks("docs/config.md", "toml"):
         check({**whole, **tomllib.loads(block)}, "docs/config.md")
 
 
-@pytest.mark.parametrize(("page", "place"), [("config", 1), ("start", 0), ("data", 0)])
+@pytest.mark.parametrize(("page", "place"), [("config", 1), ("start", 2), ("data", 0)])
 def test_the_configurations_of_four_keys_are_whole(page, place):
     own = tomllib.loads(blocks(f"docs/{page}.md", "toml")[place])
     assert set(own) == {"data", "algorithm"}

@@ -20,7 +20,7 @@ The rate of theory is 2/(L + mu): see ``theory.local_training``, which proves wh
 step and a round bring.
 
 It is TAMUNA with all clients in every round. With fewer, TAMUNA does not fit what an
-algorithm is here; docs/local_training.md says why.
+algorithm is here; docs/communication.md says why.
 
 Where this differs from the paper: communications are given, not steps; 1/p is whole;
 steps may be of minibatches. Neither paper was at hand but for their abstracts: the loop
