@@ -21,8 +21,8 @@ from fedblend_federation.ops.settings import NodeSettings, load_as
 CLIENTS, ROWS = 3, (40, 25, 33)
 OPEN = '[accept]\nalgorithms = "any"\ndiscloses = ["upload", "constants"]\n'
 FEW = {
-    "accept": dict.fromkeys(("min_rows", "min_batch_rows", "min_round_rows"), 0),
-    "rows": {"split": "any", "batches": "shared"},
+    "accept": {"min_rows": 0, "min_batch_rows": 0},
+    "rows": {"changes": ["split"]},
     "protect": {"rows": {"noise": 0.0}},
 }
 """Of nodes with few rows, which compute what a simulation does."""
@@ -33,6 +33,8 @@ def few(policy: str) -> str:
     tables: dict[str, Any] = toml.parse(policy, "test")
     for name, defaults in FEW.items():
         tables[name] = defaults | tables.get(name, {})
+    told = tables["accept"].get("discloses", [])
+    tables["accept"]["discloses"] = [*told, "batches"]
     return "".join(
         f"[{name}]\n"
         + "".join(f"{key} = {toml.literal(value)}\n" for key, value in table.items())
@@ -40,7 +42,7 @@ def few(policy: str) -> str:
     )
 
 
-POLICY = few(OPEN + "[metrics]\nminimum_count = 1\nround_to = 12\n")
+POLICY = few(OPEN + "[metrics]\nround_to = 12\n")
 WORK = "rate = 0.3\nsteps = 3\nbatch_size = 8\n"
 OWN = (
     'personal = { solver = "sgd", rate = 0.1, steps = 5, batch_size = 8, turns = 3 }\n'

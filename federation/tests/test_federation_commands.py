@@ -86,24 +86,6 @@ def test_audits(capsys, place):
     assert "line 1: was changed" in fails(capsys, "audit", str(path))
 
 
-def test_earlier_names_are_one_line_with_the_new_one(capsys, place):
-    assert fails(capsys, "door", "node.toml", "--group", "x") == (
-        "federation door: is now called federation worker"
-    )
-    assert fails(capsys, "node", "--carrier-only") == (
-        "--carrier-only: is now called --flower-only"
-    )
-    main(["federation", "init", "lab", "--host", "127.0.0.1", "--nodes", "a"])
-    capsys.readouterr()
-    file = place / "lab/nodes/a/node.toml"
-    now = file.read_text()
-    for old, new in (("carrier", "flower"), ("door", "socket")):
-        file.write_text(now.replace(f"{new} =", f"{old} ="))
-        assert fails(capsys, "doctor", str(file)).endswith(
-            f"node.toml: {old}: is now called {new}"
-        )
-
-
 def test_an_experiment_finds_the_server_beside_it(capsys, place, monkeypatch):
     from fedblend_federation.ops import experiments
 

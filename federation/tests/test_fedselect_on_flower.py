@@ -22,7 +22,7 @@ def test_select_comes_to_the_simulators_numbers(tmp_path):
         name: dict(np.load(tmp_path / f"rows{client}.npz"))
         for client, name in enumerate(NAMES)
     }
-    policy = few(OPEN.replace('["', '["select", "') + "[metrics]\nminimum_count = 1\n")
+    policy = few(OPEN.replace('["', '["select", "'))
     text = ON_NODES.replace("60.0", "900.0") + MOVIES_METHOD
     with local_cluster(tmp_path / "lab", rows, policy=policy) as made:
         config = check(toml.parse(text, "test"), "test")

@@ -48,12 +48,11 @@ UNFIT = "data: the rows are not as the configuration says"
 OLD = """
 [accept]
 min_batch_rows = 0
-min_round_rows = 0
+min_rows = 0
+discloses = ["batches"]
 [rows]
 columns = "any"
-split = "any"
-labels = "any"
-batches = "shared"
+changes = ["labels", "split"]
 [metrics]
 bound = 1e30
 [protect.rows]
@@ -80,26 +79,26 @@ HONEST_REQUESTS = {
 REFUSED = {
     "one row": (algorithm(**FEW), "accept.min_batch_rows"),
     "one row, many steps": (algorithm(batch_size=1, steps=99), "accept.min_batch_rows"),
-    "one step": (algorithm(steps=1), "accept.min_round_rows"),
-    "one client's steps": (algorithm(steps=[1, 9]), "accept.min_round_rows"),
+    "one step": (algorithm(steps=1), "accept.min_rows"),
+    "one client's steps": (algorithm(steps=[1, 9]), "accept.min_rows"),
     "steps of no length": (
         algorithm(schedule={"name": "exponential", "unit": "step", "decay": 1e-9}),
-        "accept.min_round_rows",
+        "accept.min_rows",
     ),
     "a last batch of one row": (
         algorithm(steps=None, epochs=1, batch_size=39),
         "accept.min_batch_rows",
     ),
-    "another part": (algorithm(name="apfl", alpha=0.5, held_out=0.4), "rows.split"),
+    "another part": (algorithm(name="apfl", alpha=0.5, held_out=0.4), "rows.changes"),
     "one row for the own model": (
         algorithm(name="flix_local_steps", alpha=0.5, personal=sgd(batch_size=1)),
         "accept.min_batch_rows",
     ),
-    "few rows": ({"data": {"test": 0.9}}, "rows.split"),
-    "another test row": ({"data": {"test": 0.36}}, "rows.split"),
-    "another order": ({"data": {"seed": 1}}, "rows.split"),
-    "another split": ({"run": {"rounds": 100, "seed": 1}}, "rows.split"),
-    "validation rows": ({"data": {"validation": 0.1}}, "rows.split"),
+    "few rows": ({"data": {"test": 0.9}}, "rows.changes"),
+    "another test row": ({"data": {"test": 0.36}}, "rows.changes"),
+    "another order": ({"data": {"seed": 1}}, "rows.changes"),
+    "another split": ({"run": {"rounds": 100, "seed": 1}}, "rows.changes"),
+    "validation rows": ({"data": {"validation": 0.1}}, "rows.changes"),
     "one column": ({"data": {"columns": ["age"]}}, UNFIT),
     "the target as a column": ({"data": {"columns": [*COLUMNS, "state"]}}, UNFIT),
     "a column that may be there": ({"data": {"columns": [*COLUMNS, "hiv"]}}, UNFIT),
@@ -120,8 +119,8 @@ REFUSED = {
     ),
     "a grid of losses": (algorithm(name="mapper", grid=10), "protect.rows"),
     "a huge batch": (algorithm(batch_size=10**9), "limits.memory_gb"),
-    "endless rounds": ({"run": {"rounds": 10**9}}, "accept.max_rounds"),
-    "endless training alone": ({"measure": {"local": 10**9}}, "accept.max_rounds"),
+    "endless rounds": ({"run": {"rounds": 10**9}}, "budget.answers"),
+    "endless training alone": ({"measure": {"local": 10**9}}, "budget.answers"),
     "a huge model": (
         {"model": {"name": "mlp", "hidden": [10**6, 10**6]}},
         "limits.memory_gb",

@@ -35,7 +35,7 @@ ENDS = ("died", "recovered")
 CLIENTS, ROWS = 3, (40, 25, 33)
 COLUMNS = ("row_id", "age", "ward", "admitted", "smoker", "outcome")
 OPEN = '[accept]\nalgorithms = "any"\ndiscloses = ["statistics"]\n'
-POLICY = few(f"{OPEN}[metrics]\nminimum_count = 1\nround_to = 12\n")
+POLICY = few(f"{OPEN}[metrics]\nround_to = 12\n")
 HOW = """
 kind = "binary"
 labels = ["died", "recovered"]
@@ -214,7 +214,7 @@ def test_nodes_train_a_regression_in_the_unit_of_a_simulation(place, tmp_path):
 
 
 def test_without_permission_nothing_is_told(place, raw, tmp_path):
-    closed = POLICY.replace('discloses = ["statistics"]', "discloses = []")
+    closed = POLICY.replace('"statistics", ', "")
     node = node_of(node_settings(place, tmp_path, 0, closed))
     told = describe(node, federated(raw))
     assert told.kind == "refused"
@@ -223,13 +223,13 @@ def test_without_permission_nothing_is_told(place, raw, tmp_path):
 
 def test_statistics_of_other_parts_of_the_rows_are_refused(place, raw, tmp_path):
     """The difference of two means over n and n - 1 rows would be a row."""
-    policy = POLICY.replace('split = "any"', 'split = "first"')
+    policy = POLICY.replace('changes = ["split"]', "changes = []")
     node = node_of(node_settings(place, tmp_path, 0, policy))
     assert describe(node, federated(raw)).kind == "describe"
     for other in ("test = 0.27", "test = 0.25\nseed = 1"):
         text = federated(raw).replace("test = 0.25", other)
         told = describe(node, text, "f" * 16)
-        assert told.kind == "refused" and "rows.split" in told.fields["reason"]
+        assert told.kind == "refused" and "rows.changes" in told.fields["reason"]
         assert "statistics" not in told.fields
 
 
@@ -278,8 +278,8 @@ def test_means_of_rows_that_changed_stay_on_the_node(raw, tmp_path):
         assert describe(node, federated(raw)).kind == "describe"
     (tmp_path / "node0.csv").write_text(f"{text}\n{lines(1)[0]}\n")
     told = describe(node, federated(raw), "f" * 16)
-    assert told.kind == "refused" and "rows.may_change" in told.fields["reason"]
-    settings.policy.write_text(few(f"{OPEN}[rows]\nmay_change = true\n"))
+    assert told.kind == "refused" and "rows.changes" in told.fields["reason"]
+    settings.policy.write_text(few(OPEN + '[rows]\nchanges = ["rows", "split"]\n'))
     assert describe(node, federated(raw), "f" * 16).kind == "describe"
     audit = (settings.folder / "audit.jsonl").read_text()
     assert audit.count('"statistics"') == 3

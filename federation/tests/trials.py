@@ -111,7 +111,7 @@ class Trial(LoopbackFederation):
             setattr(server, name, getattr(first, name))
         for name in _COMPILED_SUMS:
             setattr(server.aggregator, name, getattr(first.aggregator, name))
-        server.engine.compiled = built["server"].engine.compiled
+        server.engine.programs.compiled = built["server"].engine.programs.compiled
         return server
 
     def events(self, kind: str) -> list[dict]:

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What server and nodes agree on: the configuration, the method, the terms.
 
-Both sides build the method from the same text. At enrollment the server sends each node
-the terms: the configuration, the capacities (the largest number of rows of any client,
-by split), the rooms (a bound on the rows of a table that any client uses), whether
-constants of the losses are used, the rates that theory allows, and the preprocessing of
-raw tables. Nothing else of other clients.
-
-The configuration of an experiment as nodes get it: without paths of the server.
+Both sides build the method from the same text, which has no paths of the server. At
+enrollment the server sends each node the terms: the configuration, the capacities (the
+largest number of rows of any client, by split), the rooms (a bound on the rows of a
+table that any client uses), whether constants of the losses are used, the rates that
+theory allows, and the preprocessing of raw tables. Nothing else of other clients.
 """
 
 import dataclasses

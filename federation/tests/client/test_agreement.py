@@ -35,32 +35,18 @@ def test_columns_are_those_agreed_on(rows, columns, fits, tmp_path):
         begins(tmp_path, f"[rows]\n{rows}\n", **changes)
 
 
-@pytest.mark.parametrize(
-    ("rows", "fits"),
-    [
-        ('labels = ["well", "ill"]', True),
-        ('labels = ["well", "ill", "dead"]', False),
-        ('labels = "any"', True),
-    ],
-)
-def test_labels_are_those_agreed_on(rows, fits, tmp_path):
-    if fits:
-        begins(tmp_path, f"[rows]\n{rows}\n")
-        return
-    with pytest.raises(Refused, match=UNFIT):
-        begins(tmp_path, f"[rows]\n{rows}\n")
-
-
 def test_the_first_experiment_settles_labels_and_split(tmp_path):
     attacker = begins(tmp_path, "")
     attacker.begin(config())
     attacker.begin(config(run={"rounds": 9, "seed": 3}, data={"split_seed": 0}))
-    with pytest.raises(Refused, match=r"rows.split: data.split_seed is 3; allowed: 0"):
+    with pytest.raises(
+        Refused, match=r"rows.changes: data.split_seed is 3; allowed: 0"
+    ):
         attacker.begin(config(run={"rounds": 9, "seed": 3}))
     with pytest.raises(Refused, match=UNFIT):
         attacker.begin(config(data={"labels": ["ill", "well", "dead"]}))
     policy = attacker.settings.policy
-    policy.write_text('[rows]\nlabels = "any"\nsplit = "any"\n')
+    policy.write_text('[rows]\nchanges = ["labels", "split"]\n')
     attacker.begin(config(data={"labels": ["ill", "well", "dead"], "test": 0.25}))
 
 
@@ -78,5 +64,7 @@ def test_constants_are_told_of_one_split(tmp_path):
         return attacker.ask("describe", client=UNKNOWN, fields=fields).fields
 
     assert told(0.375)["constants"] == told(0.375)["constants"]
-    with pytest.raises(Refused, match=r"rows.split: data.test is 0.36; allowed: 0.375"):
+    with pytest.raises(
+        Refused, match=r"rows.changes: data.test is 0.36; allowed: 0.375"
+    ):
         told(0.36)

@@ -12,7 +12,7 @@ from fedblend_federation.ops.audit import AuditError, entries, heads_told, verif
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
 
-AGREED = POLICY.replace("[rows]", "[rows]\nmay_change = true")
+AGREED = POLICY.replace('changes = ["', 'changes = ["rows", "')
 
 
 def run(folder, policy, change):
@@ -44,7 +44,7 @@ def noted(path, event: str) -> list[dict]:
 
 
 def test_changed_rows_are_refused_and_both_audits_say_so(tmp_path):
-    with pytest.raises(RunError, match=r"client 1 refused: policy rows\.may_change"):
+    with pytest.raises(RunError, match=r"client 1 refused: policy rows\.changes"):
         run(tmp_path, POLICY, other_rows)
     (at_node,) = noted(tmp_path / "node1/state/audit.jsonl", "refused")
     (at_server,) = noted(tmp_path / "run/audit.jsonl", "refused")

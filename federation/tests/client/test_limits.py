@@ -28,14 +28,14 @@ def test_one_experiment_after_the_other_leaves_no_programs(tmp_path, monkeypatch
     assert executor.update.cache_info().currsize == 1  # pyright: ignore
 
 
-@pytest.mark.parametrize("batches", ["secret", "shared"])
-def test_rows_of_others_times_a_wide_layer_take_no_memory(batches, tmp_path):
-    policy = f'[limits]\nmemory_gb = 0.5\n[rows]\nbatches = "{batches}"\n'
+@pytest.mark.parametrize("discloses", [[], ["batches"]])
+def test_rows_of_others_times_a_wide_layer_take_no_memory(discloses, tmp_path):
+    policy = f"[limits]\nmemory_gb = 0.5\n[accept]\ndiscloses = {discloses}\n"
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))
     whole = {"batch_size": "all", "steps": 1}
     wide = config(model={"name": "mlp", "hidden": [4000]}, algorithm=whole)
     room, before = {"train": 100_000, "test": 24}, _memory()
-    if batches == "shared":
+    if discloses:
         with pytest.raises(Refused, match=r"limits.memory_gb: what layers compute"):
             attacker.begin(wide, capacities=room)
     else:
@@ -46,7 +46,7 @@ def test_rows_of_others_times_a_wide_layer_take_no_memory(batches, tmp_path):
 
 
 def test_a_batch_of_few_rows_needs_little(tmp_path):
-    policy = '[limits]\nmemory_gb = 0.5\n[rows]\nbatches = "shared"\n'
+    policy = '[limits]\nmemory_gb = 0.5\n[accept]\ndiscloses = ["batches"]\n'
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))
     wide = config(model={"name": "mlp", "hidden": [4000]})
     attacker.begin(wide, capacities={"train": 5000, "test": 24})

@@ -80,8 +80,8 @@ def test_the_usual_experiment_is_accepted():
         (Policy(), {"central": {"how": "two_way", "share": 0.1, "batch_size": 4,
                                 "upload": True}},
          "policy accept.discloses: central.upload is true; allowed: a model and no "),
-        (Policy(accept=Accept(max_rounds=49)), {},
-         "policy accept.max_rounds: run.rounds is 50; allowed: at most 49"),
+        (Policy(), {"run": EXPERIMENT["run"] | {"rounds": 1001}},
+         "policy budget.answers: run.rounds is 1001; allowed: at most 1000"),
         (Policy(), {"algorithm": EXPERIMENT["algorithm"] | {"name": "scaffold"}},
          "policy accept.algorithms: algorithm.name is scaffold; allowed: apfl, "),
     ],
@@ -191,9 +191,8 @@ def test_measures_are_filtered_and_rounded():
             "personal": {"loss": 100.0},
         }
     }
-    every = Policy(metrics=Metrics(names="any", splits=["train", "test"], round_to=1))
+    every = Policy(metrics=Metrics(names="any", round_to=1))
     assert every.disclosed(MEASURED, counts) == {
-        "train": {"shared": {"loss": 0.2, "accuracy": 0.5}},
         "test": {
             "shared": {"loss": 0.1, "accuracy": 0.7, "auc": 0.9},
             "personal": {"loss": 100.0, "auc": 0.8},
@@ -208,7 +207,6 @@ def test_few_rows_are_not_measured_for_others(counts):
 
 def test_all_measures_may_be_withheld():
     assert Policy(metrics=Metrics(names=[])).disclosed(MEASURED, {"test": 99}) == {}
-    assert Policy(metrics=Metrics(splits=[])).disclosed(MEASURED, {"test": 99}) == {}
 
 
 @pytest.mark.parametrize(
@@ -216,10 +214,19 @@ def test_all_measures_may_be_withheld():
     [
         ("[accept]\nalgorithms = ['fedavgg']",
          'accept.algorithms.0: "fedavgg" is not an algorithm'),
-        ("[accept]\nmax_round = 1", "accept.max_round: unknown key; did you mean"),
+        ("[accept]\nmin_row = 1", "accept.min_row: unknown key; did you mean"),
         ("[accept]\nsecure = 1", "accept.secure: 1 is not true or false"),
         ("[accept]\nown_models = true", "accept.own_models: is gone; write discloses"),
         ("[limits]\nsteps = 9", "limits.steps: is gone; it is 10000"),
+        ("[accept]\nmax_rounds = 9", "accept.max_rounds: is gone; it is 1000, or a"),
+        ("[accept]\nmin_round_rows = 9", "accept.min_round_rows: is gone; accept.min_"),
+        ("[rows]\nlabels = 'any'", 'rows.labels: is gone; write rows.changes = ["lab'),
+        ("[rows]\nsplit = 'any'", 'rows.split: is gone; write rows.changes = ["split'),
+        ("[rows]\nbatches = 'shared'", "rows.batches: is gone; write accept.disclo"),
+        ("[rows]\nmay_change = true", "rows.may_change: is gone; write rows.changes"),
+        ("[metrics]\nsplits = []", "metrics.splits: is gone; only measures of test"),
+        ("[metrics]\nminimum_count = 1", "metrics.minimum_count: is gone; accept.min"),
+        ("[budget]\ndelta = 1e-5", "budget.delta: is gone; it is 1e-6"),
         ("[protect]\nnoise = 1.0", "protect.noise: is in units of clip, which is"),
         ("[protect]\nclip = 0.0", "protect.clip: 0.0 is not above 0"),
         ("[protect]\nclip = nan", "protect.clip: nan is not a finite number"),
@@ -227,7 +234,7 @@ def test_all_measures_may_be_withheld():
         ("[metrics]\nnames = ['rmse']", 'metrics.names.0: "rmse" is not loss, '),
         ("[metrics]\nround_to = 20", "metrics.round_to: 20 is not in [0, 15]"),
         ("[budget]\nepsilon = 1.0", "budget.epsilon: needs protect.noise, which is 0"),
-        ("[rows]\nsplit = 'any one'", 'rows.split: "any one" is not one of '),
+        ("[rows]\nchanges = ['any']", 'rows.changes.0: "any" is not one of '),
         ("[limits]\nmemory_gb = 0.0", "limits.memory_gb: 0.0 is not "),
         ("[metric]", "metric: unknown key; did you mean 'metrics'?"),
     ],
@@ -311,12 +318,19 @@ def test_what_a_row_brings_to_a_mean_is_bounded_on_a_node():
     assert value("rmse", 4.0) == value("rmse", 1e9)  # it stays on the node
 
 
+def test_a_large_budget_of_answers_allows_more_rounds():
+    run = EXPERIMENT["run"] | {"rounds": 1001}
+    assert Policy(budget=Budget(answers=100_100)).refusal(asked(run=run)) is None
+    for answers in (0, 100_000):
+        assert Policy(budget=Budget(answers=answers)).refusal(asked(run=run))
+
+
 def test_what_is_not_finite_is_as_wrong_as_can_be_and_is_never_left_out():
     rows = Batch((jnp.array([jnp.nan, 1.0, jnp.inf, 1.0]), jnp.ones(4)), jnp.ones(4))
     for name, kind, found in (("mae", "regression", 4.0), ("accuracy", "binary", 0.75)):
         metric = build_metric(name, kind, lambda p, x: x[0], lambda p, x: x)
         assert float(bounded(metric, 8.0)(None, rows)) == found
-    every = Policy(metrics=Metrics(names="any", minimum_count=0))
+    every = Policy(accept=Accept(min_rows=0), metrics=Metrics(names="any"))
     measured = dict.fromkeys(METRICS, float("nan"))
     sent = every.disclosed({"test": {"shared": measured}}, {"test": 3})["test"]
     worst = {"loss": 100.0, "accuracy": 0.0, "balanced_accuracy": 0.0, "brier": 1.0}

@@ -133,7 +133,7 @@ class SecureFederation(LoopbackFederation):
             setattr(server, name, getattr(first, name))
         for name in ("_add", "_step", "_inspect_join", "_inspect_update", "_total"):
             setattr(server.aggregator, name, getattr(first.aggregator, name))
-        server.engine.compiled = first.engine.compiled
+        server.engine.programs.compiled = first.engine.programs.compiled
         exchange = server.exchanges.exchange
 
         def begun(requests, *arguments, **options):

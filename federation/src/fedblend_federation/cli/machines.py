@@ -3,7 +3,7 @@
 """``fedblend federation``: the machines of a federation: keys, services, checks."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -272,11 +272,8 @@ def ledger(settings: NodePath = Path("node.toml"), client: HostedClient = None) 
     """
     from fedblend_federation.client.ledger import shown_ledger
     from fedblend_federation.ops.settings import client_at
-    from fedblend_federation.policy.policy import load_policy
 
-    known = client_at(settings, client)
-    delta = load_policy(known.policy).budget.delta
-    for line in shown_ledger(known.folder, delta):
+    for line in shown_ledger(client_at(settings, client).folder):
         typer.echo(line)
 
 
@@ -322,7 +319,6 @@ def node(
         ),
     ] = False,
     once: Annotated[bool, typer.Option("--once", hidden=True)] = False,
-    carrier_only: Annotated[bool, typer.Option("--carrier-only", hidden=True)] = False,
 ) -> None:
     """Keep a node running; Ctrl-C ends it.
 
@@ -330,8 +326,6 @@ def node(
 
     fedblend federation node node.toml
     """
-    if carrier_only:
-        _renamed("--carrier-only", "--flower-only")
     from fedblend_federation.ops.settings import NodeSettings, listed, load_as
     from fedblend_federation.ops.supervisor import serve_carrier, serve_node
 
@@ -370,16 +364,3 @@ def worker(
 
     screen.compile_cache()
     serve_worker(settings, group)
-
-
-@app.command("door", hidden=True, context_settings={"ignore_unknown_options": True})
-def door(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """The earlier name of worker."""
-    del arguments
-    _renamed("federation door", "federation worker")
-
-
-def _renamed(old: str, new: str) -> NoReturn:
-    from fedblend.errors import RunError
-
-    raise RunError(f"{old}: is now called {new}")

@@ -1,12 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The frozen bases on a node's own disk, found by their sha256.
+"""Frozen base models: those on a node's own disk, and the one of a new federation.
 
 A base is put on a node once, by its operator: ``bases`` of ``node.toml`` names a file,
 or a folder with files. A configuration that arrives in a message says which base it
-means by the sha256 alone; its path is the server's, and never opened here.
-
-The frozen base that all machines of a new federation get.
+means by its sha256 alone; its path is the server's, and never opened here.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a node computes with in an experiment, with what its policy adds to it.
+"""What a node computes with in an experiment, protected as its policy says.
 
-What the clients of one node build once for all of them.
+Clients of one node share what is built once for all of them.
 """
 
 import dataclasses
@@ -154,7 +154,7 @@ def prepared(
     setup = client_setup(settings.client, contract, terms, splits, rows_hidden)
     measures = {name: bounded(one, bound) for name, one in setup.measures.items()}
     setup = setup._replace(measures=measures, fingerprint=rows)
-    if policy.rows.batches == "secret":
+    if "batches" not in policy.accept.discloses:
         # Nobody else draws these batches, so that no other client's rows matter. Powers
         # of two are few shapes, and few programs, for the many clients of a node.
         own = {

@@ -1,8 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of an algorithm that a node compiles.
-
-The client's half of an algorithm on the node's own rows, compiled once.
+"""The client's half of an algorithm on the node's own rows, compiled once.
 
 These are the functions that the simulator maps over a cohort, for the one client of
 this node: same keys, same shapes, same capacity.

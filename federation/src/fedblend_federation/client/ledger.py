@@ -29,6 +29,8 @@ from fedblend.simulation.io.serialize import WireError, write_atomically
 from fedblend.theory.privacy import gaussian_epsilon, row_epsilon
 
 FILE = "ledger.json"
+DELTA = 1e-6
+"""At which epsilon is counted."""
 SUMS = 1000
 """Secure sums whose models and cohorts are remembered."""
 
@@ -40,7 +42,6 @@ class Allowance(NamedTuple):
     answers: int | None = None
     epsilon: float | None = None
     row_epsilon: float | None = None
-    delta: float = 1e-6
     measures: int | None = None
     """Of an experiment; ``all_measures`` of all of them."""
     all_measures: int | None = None
@@ -147,14 +148,14 @@ class Ledger:
             if limit is not None and used + wanted > limit:
                 return f"policy {key}: {used:g} so far; allowed: at most {limit:g}"
         if most.epsilon is not None and charge.answers:
-            spent = gaussian_epsilon(self.squared + charge.squared, most.delta)
+            spent = gaussian_epsilon(self.squared + charge.squared, DELTA)
             if spent > most.epsilon:
                 return (
                     f"policy budget.epsilon: {spent:.4g} with this answer; allowed: at "
                     f"most {most.epsilon:g}"
                 )
         if most.row_epsilon is not None and charge.row_steps:
-            spent = self.row_epsilon(most.delta, charge.row_steps)
+            spent = self.row_epsilon(DELTA, charge.row_steps)
             if spent > most.row_epsilon:
                 return (
                     f"policy budget.row_epsilon: {spent:.4g} with this answer; "
@@ -218,16 +219,16 @@ class Ledger:
         ]
         return min(others, default=inf)
 
-    def lines(self, delta: float) -> list[str]:
+    def lines(self) -> list[str]:
         """The ledger for its operator."""
         noisy = (
-            f"epsilon {gaussian_epsilon(self.squared, delta):.4g} at delta {delta:g}"
+            f"epsilon {gaussian_epsilon(self.squared, DELTA):.4g} at delta {DELTA:g}"
         )
         spent = f"no guarantee: {self.unprotected} answers without noise"
-        measured = gaussian_epsilon(self.measures_squared, delta)
+        measured = gaussian_epsilon(self.measures_squared, DELTA)
         of_rows = f"epsilon {measured:.4g} of a test row"
         shown = f"no guarantee: {self.unprotected_measures} measurements without noise"
-        of_train = f"epsilon {self.row_epsilon(delta):.4g} of a training row"
+        of_train = f"epsilon {self.row_epsilon(DELTA):.4g} of a training row"
         bare = f"no guarantee: {self.bare_rows} answers without noise for rows"
         totals = (
             f"{self.experiments} experiments, {self.answers} answers from "
@@ -274,14 +275,14 @@ def read_ledger(folder: Path) -> Ledger:
         ) from None
 
 
-def shown_ledger(folder: Path, delta: float) -> list[str]:
+def shown_ledger(folder: Path) -> list[str]:
     """The ledger of a node, line by line.
 
     Raises:
         RunError: the file cannot be read.
     """
     try:
-        return read_ledger(folder).lines(delta)
+        return read_ledger(folder).lines()
     except (WireError, OSError) as error:
         raise RunError(f"{folder / FILE}: {error}") from None
 

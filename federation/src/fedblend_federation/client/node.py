@@ -199,7 +199,7 @@ def _check_rows(
     if known and known[-1] != executor.setup.fingerprint:
         if not permissions.rows_may_change:
             raise Refusal(
-                "policy rows.may_change: the rows of this node changed under the "
+                "policy rows.changes: the rows of this node changed under the "
                 "experiment; allowed: the rows that it began with"
             )
         known.append(executor.setup.fingerprint)

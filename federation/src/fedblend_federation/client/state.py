@@ -1,12 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a node keeps on its disk for an experiment: terms, states and replies.
+"""What a node keeps on its disk for an experiment, and for how long.
 
-Every file has a checksum and is written whole or not at all.
-
-Which experiments stay on the disk of a node, and for how long.
-
-An experiment is over when the server stops it, measures for the last time, or has sent
+Terms, states and replies are files with a checksum, written whole or not at all. An
+experiment is over when the server stops it, measures for the last time, or has sent
 nothing for some days. Before the node is enrolled in another one, experiments that are
 over lose their states and replies; the model that the client deploys stays, until newer
 experiments need the room.

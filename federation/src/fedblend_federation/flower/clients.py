@@ -1,9 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of a link: a node with its key, and who registers the keys of nodes.
+"""The clients of a link: a node with its key, and the registration of nodes' keys.
 
 A node's call waits for a link that cannot be reached, and responses have a limit.
-Flower's CLI also registers keys, with a process for each.
 """
 
 import ssl

@@ -4,9 +4,8 @@
 
 Unless its environment says otherwise, Flower sends telemetry, asks for updates and
 installs packages from the network; even its ``--help`` does. The output of a program
-goes to a file, never to a pipe, which its children would inherit and keep open.
-
-Clocks that differ: the link accepts a node's signature for some minutes only.
+goes to a file, never to a pipe, which its children would inherit and keep open. The
+link accepts a node's signature for some minutes only, so clocks are compared here, too.
 """
 
 import contextlib

@@ -2,15 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and certificates of a federation.
 
-One authority of its own signs the server's certificate, and nodes trust that authority
-alone. Nodes prove who they are by ECDSA keys in OpenSSH's format, as Flower reads them,
-and mask what they send by X25519 keys of another file.
+An authority of the federation's own signs the server's certificate, and nodes trust
+that authority alone. Nodes prove who they are by ECDSA keys in OpenSSH's format, as
+Flower reads them, and mask what they send by X25519 keys of another file.
 
-Keys that are made on the nodes, and the roster of their public halves.
-
-``make_keys`` makes the keys of a node where they stay, and ``public.toml``, which is
-handed over. ``collect`` puts these files into ``roster.toml``, for every node, and into
-the keys that the link knows. A server could put its own keys into a roster: people
+``make_keys`` makes the keys of a node where they stay, and ``public.toml``, which the
+node hands over. ``collect`` puts these files into ``roster.toml``, for every node, and
+into the keys that the link knows. A server could put its own keys into a roster: people
 compare fingerprints by another way than through the server.
 """
 

@@ -1,8 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Is a machine fit to take part? Findings have a place, a value and advice.
+"""Whether this machine is fit to take part: its settings, files, rows and services.
 
-Services on this machine: the link, whom it serves and knows; a node's worker.
+A finding has a place, a value and advice.
 """
 
 import os

@@ -1,11 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The status of an experiment, from its folder alone: no server is asked.
+"""Submit an experiment to a federation, supervise it to its end, and read its status.
 
-Submitting an experiment to a federation, and supervising it to its end.
-
-The server runs inside of Flower. If it dies, or the link does, Flower does not restart
-it; this module does, and the server goes on from its checkpoint.
+The server runs inside of Flower. If it or the link dies, Flower does not restart it;
+this module does, and the server continues from its checkpoint. The status comes from
+the folder of the experiment alone: no server is asked.
 """
 
 import time

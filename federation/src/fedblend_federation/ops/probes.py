@@ -1,8 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Findings, and what a server's public address answers to an unknown caller.
+"""Checks of keys and certificates on disk, and of a server's public address.
 
-Keys and certificates on disk: there, valid, of each other, and for nobody else.
+Keys and certificates must exist, be valid, fit each other and be readable by nobody
+else. The address is called as an unknown caller would.
 """
 
 import datetime

@@ -294,8 +294,6 @@ def client_at(path: Path, client: int | None) -> ClientSettings:
     return known[client]
 
 
-RENAMED = {"carrier": "flower", "door": "socket"}
-"""Keys of ``node.toml`` in earlier versions."""
 Kind = TypeVar("Kind", bound=Table)
 
 
@@ -322,9 +320,6 @@ def load(path: Path) -> ServerSettings | NodeSettings:
 
 
 def _validated(kind: type[Kind], content: dict[str, Any], path: Path) -> Kind:
-    for old, new in RENAMED.items() if kind is NodeSettings else ():
-        if old in content:
-            raise ConfigError(f"{path}: {old}: is now called {new}")
     try:
         return kind.model_validate(content, context={"folder": path.parent})
     except ValidationError as error:

@@ -45,7 +45,12 @@ if TYPE_CHECKING:
     from fedblend_federation.contract import Contract
 
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
-COMPUTED: Any = {"rows": True, "protect": True, "metrics": {"bound"}}
+COMPUTED: Any = {
+    "accept": {"discloses"},
+    "rows": True,
+    "protect": True,
+    "metrics": {"bound"},
+}
 """The keys of a policy on which what a node computes depends."""
 
 
@@ -78,7 +83,7 @@ class Admission:
             allowance=policy.allowance,
             limits=policy.limits,
             metric_noise=policy.metrics.noise,
-            rows_may_change=policy.rows.may_change,
+            rows_may_change="rows" in policy.rows.changes,
             secure=partial(self._secure, policy),
         )
 

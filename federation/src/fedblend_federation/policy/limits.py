@@ -107,7 +107,7 @@ def activations(contract: Contract, capacities: Mapping[str, int]) -> float:
 
 def too_small(accept: Accept, config: Config) -> str | None:
     """Why updates are made of too few rows, as far as a configuration says so."""
-    least, whole = accept.min_batch_rows, accept.min_round_rows
+    least, whole = accept.min_batch_rows, accept.min_rows
     for where, work in _works(config.algorithm, "algorithm"):
         size = work.rows()
         if size is not None and size < least:
@@ -121,7 +121,7 @@ def too_small(accept: Accept, config: Config) -> str | None:
             fewest = 1  # a rate that falls at once leaves nothing of later steps
         if fewest * size < whole:
             return refusal_line(
-                "accept.min_round_rows",
+                "accept.min_rows",
                 f"{where}.steps times batch_size",
                 fewest * size,
                 _at_least(whole),

@@ -1,13 +1,11 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``policy.toml``: what the operator of a node agrees to.
+"""``policy.toml``: what the operator of a node permits.
 
 The node reads the file once for every message, so that a change counts at once. The
 defaults are restrictive: methods whose clients send models and nothing else, updates of
 enough rows in batches that the server does not know, and rounded measures of test rows,
 if there are enough of them and not too often. Only noise is a guarantee.
-
-What the operator of a node permits, and the refusal of what is not permitted.
 """
 
 import math
@@ -25,10 +23,8 @@ from fedblend.config.config import Config
 from fedblend.config.imports import import_paths
 from fedblend.config.table import (
     Index,
-    Inside,
     NotNegative,
     Positive,
-    Split,
     Table,
     Word,
     matching,
@@ -60,7 +56,10 @@ MIN_SECURE_CLIP = 1.0
 """Least ``federation.secure_clip``: numbers that are clipped tell their signs."""
 EXPERIMENTS, MEASURES = 1000, 50
 """Experiments that a node enrolls in, ever, and measurements of one of them."""
+ROUNDS = 1000
+"""Rounds that an experiment may have, unless ``budget.answers`` is very large."""
 _DISCLOSES = 'write discloses = ["{}"] where it was true'
+_CHANGES = 'write rows.changes = ["{}"] where it was {}'
 _MEMORY = "limits.memory_gb decides, 8 as before"
 GONE = {
     **{
@@ -72,7 +71,13 @@ GONE = {
     "accept.min_secure_clip": "it is 1.0; accept.secure takes part in nothing else",
     "accept.min_part_rows": "it is 4, or accept.min_batch_rows where that is less",
     "accept.min_batch_fraction": "write accept.min_batch_rows, a number of rows",
+    "accept.min_round_rows": "accept.min_rows decides, 20 as before",
+    "accept.max_rounds": "it is 1000, or a hundredth of budget.answers if more",
     "accept.max_message_bytes": _MEMORY,
+    "rows.labels": _CHANGES.format("labels", '"any"'),
+    "rows.split": _CHANGES.format("split", '"any"'),
+    "rows.batches": 'write accept.discloses = ["batches"] where it was "shared"',
+    "rows.may_change": _CHANGES.format("rows", "true"),
     "rows.subset": 'write the columns of the experiment in rows.columns, or "any"',
     "rows.misfits": "it is 20",
     "limits.steps": "it is 10000; limits.seconds bounds what they compute",
@@ -84,8 +89,11 @@ GONE = {
     "limits.operations": "limits.seconds decides, 3600 as before",
     "limits.experiments": "it is 20; limits.disk_gb bounds their size",
     "limits.idle_days": "it is 30",
+    "metrics.splits": "only measures of test rows are sent",
+    "metrics.minimum_count": "accept.min_rows decides, 20 as before",
     "metrics.per_experiment": "it is 50; metrics.total bounds those of all experiments",
     "budget.experiments": "it is 1000; budget.answers bounds what they get",
+    "budget.delta": "it is 1e-6",
 }
 """Keys of earlier versions, and what to write in their place."""
 
@@ -100,15 +108,19 @@ def _known(name: str) -> str:
     return name
 
 
-Disclosed = Literal["own_models", "select", "upload", "constants", "statistics"]
+Disclosed = Literal[
+    "own_models", "select", "upload", "constants", "statistics", "batches"
+]
 
 
 class Accept(Table):
     """Which experiments the node takes part in; "updates" stands for algorithms whose
     clients send updates of the model and nothing else. ``discloses`` has what else may
     leave the node: a model that it trained alone at enrollment, which rows of a table
-    it uses, gradients, constants of its loss, means of columns. ``imports`` are the
-    import paths of models and algorithms whose code the operator has read.
+    it uses, gradients, constants of its loss, means of columns, which rows are in a
+    batch. ``imports`` are the import paths of models and algorithms whose code the
+    operator has read. ``min_rows`` are training rows of the node, rows of a step times
+    steps of a round, and test rows that are measured.
     """
 
     algorithms: (
@@ -121,8 +133,6 @@ class Accept(Table):
     colluding: Index = 0
     min_rows: Index = 20
     min_batch_rows: Index = 8
-    min_round_rows: Index = 20
-    max_rounds: Index = 1000
 
     @property
     def min_part_rows(self) -> int:
@@ -131,17 +141,15 @@ class Accept(Table):
 
 
 class Rows(Table):
-    """What an experiment may use of the rows, and who chooses the batches.
+    """What an experiment may use of the rows.
 
-    "file" stands for all columns of the table but target and client, "first" for what
-    the first experiment had that the node was enrolled in.
+    "file" stands for all columns of the table but target and client. Labels and the
+    split are those of the first experiment that the node was enrolled in, and the rows
+    of an experiment those that it began with, except for what ``changes`` lists.
     """
 
     columns: Literal["file", "any"] | list[Word] = "file"
-    labels: Literal["first", "any"] | list[Word] = "first"
-    split: Literal["first", "any"] = "first"
-    batches: Literal["secret", "shared"] = "secret"
-    may_change: bool = False
+    changes: list[Literal["labels", "split", "rows"]] = Field(default=[])
 
 
 class Limits(Table):
@@ -189,7 +197,11 @@ class Budget(Table):
     answers: Index = 100_000
     epsilon: Positive | None = None
     row_epsilon: Positive | None = None
-    delta: Inside = 1e-6
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that an experiment may have, and training alone."""
+        return max(ROUNDS, self.answers // 100)
 
 
 class Protect(Table):
@@ -213,8 +225,6 @@ class Metrics(Table):
     """Which measures are sent to the server."""
 
     names: Literal["any"] | list[SentMetric] = Field(default=["loss", "accuracy"])
-    splits: list[Split] = Field(default=["test"])
-    minimum_count: Index = 20
     round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
     bound: Positive = 100.0
     noise: NotNegative = 0.0
@@ -302,9 +312,9 @@ class Policy(Table):
                 return str(error)
         alone = config.measure.local
         for where, rounds in (("run.rounds", run.rounds), ("measure.local", alone)):
-            if rounds is not True and rounds > accept.max_rounds:
-                allowed = f"at most {accept.max_rounds}"
-                return refusal_line("accept.max_rounds", where, rounds, allowed)
+            if rounds is not True and rounds > self.budget.rounds:
+                allowed = f"at most {self.budget.rounds}"
+                return refusal_line("budget.answers", where, rounds, allowed)
         return None
 
     @property
@@ -315,7 +325,6 @@ class Policy(Table):
             answers=self.budget.answers,
             epsilon=self.budget.epsilon,
             row_epsilon=self.budget.row_epsilon,
-            delta=self.budget.delta,
             measures=MEASURES,
             all_measures=self.metrics.total,
             seconds=self.limits.seconds,
@@ -332,27 +341,21 @@ class Policy(Table):
         return "statistics" in self.accept.discloses and self.protect.clip is None
 
     def disclosed(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Those of these measures that may be sent, with noise, rounded.
+        """The measures of test rows that may be sent, with noise, rounded.
 
         Args:
             values: measures by split, model and metric.
             counts: this node's rows in each split.
         """
-        shown = self.metrics
-        found = {
-            split: {
-                model: self._shown(measured, counts[split])
-                for model, measured in models.items()
-            }
-            for split, models in values.items()
-            if split in shown.splits
-            and counts.get(split, 0) >= max(shown.minimum_count, 1)
+        rows = counts.get("test", 0)
+        if rows < max(self.accept.min_rows, 1):
+            return {}
+        shown = {
+            model: self._shown(measured, rows)
+            for model, measured in values.get("test", {}).items()
         }
-        return {
-            split: {model: measured for model, measured in models.items() if measured}
-            for split, models in found.items()
-            if any(models.values())
-        }
+        sent = {model: measured for model, measured in shown.items() if measured}
+        return {"test": sent} if sent else {}
 
     def _shown(self, measured: Mapping[str, float], rows: int) -> dict[str, float]:
         return {

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an experiment may use of a node's rows: columns, labels, the split.
 
-The policy names columns and labels, or leaves them to the table of the node and to the
-first experiment that the node was enrolled in. That first experiment also settles which
-rows are held out, and by which seed: another choice would put a row on one side here
-and on the other side there, and the difference of two answers would be that row.
+The policy names the columns, or they are those of the node's table. The first
+experiment that the node was enrolled in settles the labels, which rows are held out,
+and by which seed: another choice would put a row on one side here and on the other side
+there, and the difference of two answers would be that row.
 
 A configuration that does not agree about the rows is refused like one that the rows do
 not fit, with the same line. What the server learns by trying is one bit a try, and the
@@ -112,14 +112,12 @@ def check_rows(
     task = contract.task
     if contract.nodes.raw is not None and data.file.suffix not in FILES:
         raise DataError(f"{data.file}: data.raw needs a table, {' or '.join(FILES)}")
-    if isinstance(policy.labels, list):
-        _same("rows.labels", task.labels, policy.labels)
-    elif policy.labels == "first" and first is not None:
+    if "labels" not in policy.changes and first is not None:
         wanted, known = asked(contract)["rows"], first["rows"]
         for key in ("kind", "outputs", "labels"):
             if wanted[key] != known[key]:
                 raise DataError(
-                    f"policy rows.labels: {key} is {wanted[key]}; allowed: "
+                    f"policy rows.changes: {key} is {wanted[key]}; allowed: "
                     f"{known[key]}, as in the first experiment"
                 )
     if policy.columns == "any" or not task.columns:
@@ -147,10 +145,10 @@ def means_refusal(policy: Rows, first: dict[str, Any] | None, means: str) -> str
     of these rows, however many others there are.
     """
     known = None if first is None else first["rows"].get("means")
-    if known in (None, means) or policy.may_change:
+    if known in (None, means) or "rows" in policy.changes:
         return None
     return (
-        "policy rows.may_change: the rows of this node changed since it sent their "
+        "policy rows.changes: the rows of this node changed since it sent their "
         "means; allowed: the rows of then"
     )
 
@@ -159,14 +157,14 @@ def split_refusal(
     policy: Rows, contract: Contract, first: dict[str, Any] | None
 ) -> str | None:
     """Why another split than the first one is refused, in one line, or None."""
-    if policy.split == "any" or first is None:
+    if "split" in policy.changes or first is None:
         return None
     wanted = asked(contract)
     known = first["split"] | first["parts"]
     for key, value in (wanted["split"] | wanted["parts"]).items():
         if key in known and known[key] != value:
             allowed = f"{known[key]}, as in the first experiment"
-            return refusal_line("rows.split", key, value, allowed)
+            return refusal_line("rows.changes", key, value, allowed)
     return None
 
 

@@ -1,15 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The answers of a node in an experiment whose sums are secure.
+"""What a node answers in an experiment with secure sums, and when it refuses.
 
-The update itself is computed as without masks, see ``client.answers``, and stays on the
-node's disk: what leaves is masked, once for every attempt at the sum of a round.
-A request that comes again gets the same answer, another one a refusal.
+The update is computed as without masks, see ``client.answers``, and stays on the node's
+disk: what leaves is masked, anew for every attempt at the sum of a round. A request
+that comes again gets the same answer, another one for the same round a refusal.
 
-What a node holds against a request in a secure sum: earlier rounds, earlier sums.
-
-The state of a round keeps the ``story`` of the messages that it depends on, and the
-ledger which sums were opened, over all experiments.
+The node compares a request with the rounds before, by the ``story`` of messages in the
+state of a round, and with the sums that it opened, which its ledger keeps over all
+experiments.
 """
 
 import base64

@@ -1,23 +1,19 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as whole numbers modulo 2^32 or 2^64, so that masks cancel exactly.
+"""An answer as one vector of whole numbers, so that masks cancel exactly in a sum.
 
-A client's number x with weight w <= 1 becomes ``round(2^f * clip(w * x))``, where clip
-bounds by C in absolute value. f is such that the sum of all n clients fits:
-``n * C * 2^f < 2^(bits - 1)``. The decoded sum is
-then off by at most ``n * 2^-(f + 1)`` from that of the clipped numbers, besides the
-rounding of float64.
+The server's half of an algorithm gets the mean of what ``decode`` makes of ups. A node
+therefore decodes its own up and masks the numbers that come out. Where all clients of a
+round send the same entries, it masks these alone, and the server decodes their sum.
 
-What is clipped is the weighted number, and weights are coarse: a server that knows the
-weights, and makes numbers of which it knows all but the sign, would read the signs of
-all clients from a sum in which each of them weighs something else.
+A number x with weight w <= 1 becomes ``round(2^f * clip(w * x))`` modulo 2^32 or 2^64.
+Clip bounds by C in absolute value; f is such that the sum of all n clients fits:
+``n * C * 2^f < 2^(bits - 1)``. The decoded sum differs by at most ``n * 2^-(f + 1)``
+from that of the clipped numbers, apart from the rounding of float64.
 
-What of a client's answer is summed, as one vector of numbers.
-
-Ups are means by contract: the server's half gets the mean of what ``decode`` makes of
-them. A node therefore decodes its own up and masks the numbers that come out. Where all
-clients of a round send the same entries, it masks these alone, and the server decodes
-their sum.
+Weights are coarse: a server that knows the weights, and makes numbers of which it knows
+all but the sign, would read the signs of all clients from a sum in which each of them
+has another weight.
 """
 
 from math import frexp

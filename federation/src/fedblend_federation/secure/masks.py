@@ -1,17 +1,15 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, boxes and masks of secure aggregation, all by ``cryptography``.
+"""Keys, boxes, masks and shared secrets of secure aggregation.
 
-HKDF-SHA256 derives every key, and what it is for is part of the derivation.
-ChaCha20-Poly1305 seals what one node sends another through the server. The key stream
-of ChaCha20 is the mask.
+The library ``cryptography`` does the work: HKDF-SHA256 derives every key, and what it
+is for is part of the derivation; ChaCha20-Poly1305 seals what one node sends another
+through the server; the key stream of ChaCha20 is the mask.
 
-Shamir's secret sharing: so many shares tell a secret of 32 bytes, fewer nothing.
-
-A secret is the value at 0 of a polynomial over a prime field whose other coefficients
-are random; a share is its value at another place.
-
-Reference: Shamir, "How to share a secret", Communications of the ACM 22(11), 1979.
+Secrets of 32 bytes are shared by Shamir's scheme ("How to share a secret",
+Communications of the ACM 22(11), 1979): a secret is the value at 0 of a polynomial over
+a prime field whose other coefficients are random, and a share its value at another
+place. A threshold of shares recovers the secret, fewer tell nothing.
 """
 
 import os

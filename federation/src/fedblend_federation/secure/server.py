@@ -1,14 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's three exchanges for a secure sum: members share, answer and open.
+"""How the server collects a secure sum: members share, answer and open.
 
-Those who are gone in between are recovered from the others, as long as two thirds of
+Members that are gone in between are recovered from the others, as long as two thirds of
 the cohort are left. What an exchange led to is on disk before the next one begins.
 
-How the server collects a secure sum: of single clients it sees masked answers only.
-
-Checks of single answers, finite numbers and norms, are left to the nodes: each clips
-its own numbers and sends zeros in the place of what is not finite.
+The server sees only masked answers of single clients. So nodes do what it would check
+in them: each clips its own numbers and sends zeros in place of those not finite.
 """
 
 import base64

@@ -1,29 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who masks with whom: everybody with everybody, or, in large cohorts, with some.
-
-A node's holders are its neighbors and itself; ``threshold`` of them recover what the
-node leaves behind. In a complete graph of n nodes the threshold is ceil(2n/3).
-
-In a large cohort the nodes stand in a circle, in an order drawn from the attempt, and a
-node's neighbors are the k nearest. k and the threshold t are the smallest for which all
-of this holds for every node, up to small probabilities, by tails of the hypergeometric
-distribution: with x of its k + 1 holders colluding with the server, 2t > k + 1 + x, so
-that honest holders who are told different things do not make up two thresholds; and at
-least t holders are left when a third of all nodes are gone.
-
-Reference: Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure single-server aggregation
-with (poly)logarithmic overhead", CCS 2020. Where this differs from the paper: the first
-condition, which is for a server that lies.
-
-What all nodes and the server know of one attempt at a secure sum.
+"""An attempt at a secure sum: who masks with whom, and what each side does.
 
 All keys are derived from the digest of an attempt, so that no mask of one attempt fits
-another one. A ``View`` is what a node was told of an attempt; nodes with different
-views do not share masks, and the answer of a node cannot be read unless enough others
-have the same view.
-
-A node's steps in an attempt at a secure sum: it shares, masks and opens.
+another. A ``View`` is what a node was told of an attempt.
 
 Nodes i and j have a seed k_ij that nobody else can compute, by X25519. In an attempt a
 node i also draws a seed b_i and a key e_i::
@@ -33,25 +13,32 @@ node i also draws a seed b_i and a key e_i::
     mask    sends x_i + mask(b_i) + sum of mask(k_ij) over j > i - the same over j < i
     open    gives its share of b_j where x_j has arrived, that of e_j where it has not
 
-The masks of pairs cancel in a sum. Who has b_i of all who answered, and e_i of all who
-did not, removes the other masks; who had both of one client would have its x_i.
+The masks of pairs cancel in a sum. The server removes the others with b_i of all who
+answered and e_i of all who did not; with both of one client it would have its x_i. So
+an honest node opens one view of a round, ever. What it gives is in a box under a key
+r_i, which is shared among its holders: a holder's token, which depends on the holder's
+own view, opens one share of r_i. A server that tells nodes different things therefore
+cannot read what they give.
 
-An honest node opens one view of a round, ever. What it gives is in a box under a key
-r_i, and r_i is shared among its holders: a holder's token, which depends on the
-holder's own view, opens one share of r_i. A server that tells nodes different things
-therefore cannot read what they give.
+Boxes that do not open are named, and what the others hold may be enough. A server that
+spoils boxes gains nothing: of each it gets one share less, of the view that the node
+opens. A node checks every set that it is asked about, whatever it was told of boxes.
 
-Boxes that do not open, by a fault of the node that made them or of the server that
-carried them, are named, and what the others hold may be enough. A server that spoils
-boxes gains nothing: of each it gets one share less, of the view that the node opens.
-It may then leave honest nodes out of another attempt, but members of an attempt are
-the server's choice anyway: a node that is asked to share, to answer or to open checks
-every set for itself, whatever it was told of boxes, and opens one view of a round.
+A node's holders are its neighbors and itself; ``threshold`` of them recover what it
+leaves behind. All n nodes are neighbors in a small cohort, with threshold ceil(2n/3).
+In a large one the nodes stand in a circle, in an order drawn from the attempt, and a
+node's neighbors are the k nearest. k and the threshold t are the smallest for which all
+of this holds for every node, up to small probabilities, by tails of the hypergeometric
+distribution: with x of its k + 1 holders colluding with the server, 2t > k + 1 + x, so
+that honest holders who are told different things do not make up two thresholds; and at
+least t holders are left when a third of all nodes are gone.
 
-Reference: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine
-learning", CCS 2017. Where this differs from the paper: keys are exchanged once, seeds
-of pairs are recovered and never a node's key, masks depend on the message of the round,
-and tokens take the place of a round in which views are compared.
+References: Bonawitz et al., "Practical secure aggregation for privacy-preserving
+machine learning", CCS 2017; Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure
+single-server aggregation with (poly)logarithmic overhead", CCS 2020. Where this differs
+from the papers: keys are exchanged once, seeds of pairs are recovered and never a
+node's key, masks depend on the message of the round, tokens take the place of a round
+in which views are compared, and 2t > k + 1 + x is for a server that lies.
 """
 
 import dataclasses

@@ -1,13 +1,11 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's checkpoint: written after every step, whole or not at all.
+"""The folder of an experiment at the server: its checkpoint, and who and how far.
 
-The folder keeps two generations. If the newer one is damaged, the server goes on from
-the older one and notes it in the audit; nodes still have the states that belong to it.
-A lock keeps a second server away: after a crash of the link two of them may be alive
-for a while.
-
-What the folder of an experiment has beside the checkpoint: who and how far.
+The checkpoint is written after every step, whole or not at all, and the folder keeps
+two generations. If the newer one is damaged, the server continues from the older one
+and notes it in the audit; nodes still have the states that belong to it. A lock keeps a
+second server away: after a crash of the link two of them may be alive for a while.
 
 ``experiment.json`` names the experiment, ``nodes.json`` has the nodes that may take
 part in it, ``progress.json`` the round that it is in.

@@ -1,8 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's exchanges with its clients, with what the audit notes of them.
+"""The server's exchanges with its clients, in its audit, and sums of their answers.
 
-How the server collects the sum of a round's answers: it sees each of them.
+In a sum without masks the server sees each answer.
 """
 
 from collections import Counter

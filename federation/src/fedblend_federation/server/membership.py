@@ -1,19 +1,15 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes take part: their addresses, and the clients that they host.
+"""Which nodes take part: their addresses, their clients, and what they describe.
 
-The server asks every node that it can reach to describe itself; ``census`` has what
-nodes describe. A node that comes back under another address is asked again. Two nodes
-cannot be the same client at once, and where the keys of the nodes are registered, a key
-belongs to its clients.
+The server asks every node that it can reach to describe itself: numbers of rows and,
+where the method needs them, a bound on the rows of a table that the node uses and the
+constants of its loss. ``census`` has the descriptions of all.
 
-A node may host several clients: it then replies with a bundle of descriptions, and gets
-its requests in bundles.
-
-What nodes describe of their rows, and the census of all of them.
-
-A description has numbers of rows and, where the method needs them, a bound on the rows
-of a table that the node uses and the constants of its loss.
+A node that comes back under another address is asked again. Two nodes cannot be the
+same client at once, and where the keys of the nodes are registered, a key belongs to
+its clients. A node that hosts several clients replies with a bundle of descriptions,
+and gets its requests in bundles.
 """
 
 import math

@@ -23,6 +23,7 @@ from fedblend.theory.privacy import gaussian_epsilon
 from fedblend.trees import precision
 from fedblend_federation.client.build import protected
 from fedblend_federation.client.executor import ClientSetup
+from fedblend_federation.client.ledger import DELTA
 from fedblend_federation.policy.policy import Policy, Protect, Refusal
 from fedblend_reproductions.audit_privacy.attack import Games
 from fedblend_reproductions.audit_privacy.audit import TRIALS, Audit, judge
@@ -64,7 +65,7 @@ def audit_node(
     Raises:
         ConfigError: the policy has no noise, or refuses the experiment.
     """
-    protect, delta, rounds = policy.protect, policy.budget.delta, config.run.rounds
+    protect, delta, rounds = policy.protect, DELTA, config.run.rounds
     if not protect.noise or protect.clip is None:
         raise ConfigError("policy: protect.noise is 0; there is no epsilon to audit")
     if not rounds:
