@@ -160,7 +160,7 @@ WIDTH, ROWS, TRAINED = 784, 40, 4
 COUNTING = """
 import json
 from pathlib import Path
-from fedblend_federation.flower import grid, server_app
+from fedblend_federation.flower import grid
 from fedblend_federation.server.run import run_in_flower
 class Counting(grid.GridTransport):
     counts = {"sent": 0, "received": 0, "messages": 0}
@@ -172,13 +172,13 @@ class Counting(grid.GridTransport):
         found = super().receive()
         self.counts["received"] += sum(len(one.data or b"") for one in found)
         return found
-server_app.GridTransport = Counting
+grid.GridTransport = Counting
 def run(folder, transport):
     try:
         run_in_flower(folder, transport)
     finally:
         (folder / "bytes.json").write_text(json.dumps(Counting.counts))
-app = server_app.server_app(run)
+app = grid.server_app(run)
 """
 PARTS = {
     "flwr-serverapp": "server",

@@ -27,8 +27,7 @@ from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster, write_rows
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.secure.flatten import FixedPoint
-from fedblend_federation.secure.session import Attempt, Party, View, public_key
-from fedblend_federation.secure.unmask import unmask
+from fedblend_federation.secure.session import Attempt, Party, View, public_key, unmask
 from fedblend_federation.server.run import run_server
 from fedblend_federation.transport import Reply
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedblend_federation.flower import processes
+from fedblend_federation.ops.credentials import HOME
 from fedblend_federation.ops.local_cluster import Rows, processes_of, write_rows
 from fedblend_federation.ops.provision import provision
-from fedblend_federation.ops.templating import HOME
 
 SERVER, NETWORK, PORT, LINK_PORT = "server", "10.77.0", 8443, 8000
 ROUTE = "$remote_addr $uri $request_length $bytes_sent"

@@ -17,8 +17,8 @@ from fedblend_federation import message as messages
 from fedblend_federation.client.node import node_of
 from fedblend_federation.client.state import with_checksum
 from fedblend_federation.message import ENROLLED, UNKNOWN, Message
+from fedblend_federation.ops.credentials import template
 from fedblend_federation.ops.settings import NodeSettings, load_as
-from fedblend_federation.ops.templating import template
 from fedblend_federation.policy.policy import Refusal
 
 CLIENT, ROWS, WIDTH = 0, 64, 4

@@ -12,9 +12,9 @@ from configured import experiment
 from fedblend.config.config import dump
 from fedblend.runs import results
 from fedblend_federation.client.node import node_of
-from fedblend_federation.ops.demo import POLICY, _rows, config_of
+from fedblend_federation.ops.credentials import template
+from fedblend_federation.ops.local_cluster import POLICY, _rows, config_of
 from fedblend_federation.ops.settings import NodeSettings, load_as
-from fedblend_federation.ops.templating import template
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
 

@@ -14,7 +14,12 @@ from fedblend.cli import app
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
 from fedblend_federation.contract import Facts, contract_of
-from fedblend_federation.ops.demo import EXPERIMENTS, NODES, config_of, sentence
+from fedblend_federation.ops.local_cluster import (
+    EXPERIMENTS,
+    NODES,
+    config_of,
+    sentence,
+)
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 

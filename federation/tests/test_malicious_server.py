@@ -36,10 +36,9 @@ from fedblend_federation.client.ledger import FILE, read_ledger
 from fedblend_federation.client.node import node_of
 from fedblend_federation.message import ENROLLED, Message
 from fedblend_federation.ops.audit import verify
-from fedblend_federation.ops.demo import POLICY
+from fedblend_federation.ops.local_cluster import POLICY
 from fedblend_federation.policy import admit
 from fedblend_federation.policy import policy as policies
-from fedblend_federation.policy import rows as policy_rows
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
@@ -377,7 +376,7 @@ def test_measurements_are_counted_over_experiments_and_restarts(tmp_path, monkey
 
 
 def test_columns_and_labels_cannot_be_tried_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(policy_rows, "MISFITS", 2)
+    monkeypatch.setattr(admit, "MISFITS", 2)
     policy = '[rows]\ncolumns = "any"\n'
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))
     for number in range(4):

@@ -21,7 +21,7 @@ from fedblend_federation.client.predict import predict_rows
 from fedblend_federation.contract import parse_contract
 from fedblend_federation.message import UNKNOWN, Message
 from fedblend_federation.ops.settings import NodeSettings, load_as
-from fedblend_federation.policy.rows import agree
+from fedblend_federation.policy.admit import agree
 from fedblend_federation.raw_tables import (
     data_of_nodes,
     raw_of,

@@ -20,7 +20,7 @@ time.sleep(600)
 """
 CHILD = """
 import time
-from fedblend_federation.flower.server_app import end_with_parent
+from fedblend_federation.flower.grid import end_with_parent
 end_with_parent()
 print("watching", flush=True)
 time.sleep(600)

@@ -26,7 +26,7 @@ import fedblend as fb
 from fedblend.config.config import loads
 from fedblend.trees import leaves_by_path
 from fedblend_federation import message as messages
-from fedblend_federation.client import base_models
+from fedblend_federation.client import build
 from fedblend_federation.client.node import node_of
 from fedblend_federation.client.predict import predict_rows
 from fedblend_federation.contract import contract_of
@@ -210,9 +210,9 @@ def test_limits_count_the_base(place, tmp_path):
 def test_a_file_is_hashed_once(tmp_path, monkeypatch):
     file, read = tmp_path / "own.safetensors", []
     digest = write_base(file)
-    plain = base_models.hash_file
+    plain = build.hash_file
     monkeypatch.setattr(
-        base_models, "hash_file", lambda path: (read.append(path), plain(path))[1]
+        build, "hash_file", lambda path: (read.append(path), plain(path))[1]
     )
-    assert base_models.sha256_of(file) == base_models.sha256_of(file) == digest
+    assert build.sha256_of(file) == build.sha256_of(file) == digest
     assert len(read) == 1

@@ -20,7 +20,7 @@ from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric
 from fedblend.registry import ALGORITHMS, OWN_MODEL
 from fedblend_federation.client.build import bounded
-from fedblend_federation.ops.templating import template
+from fedblend_federation.ops.credentials import template
 from fedblend_federation.policy.policy import (
     Accept,
     Budget,

@@ -19,7 +19,6 @@ from fedblend.config.config import dump
 from fedblend.errors import RunError
 from fedblend.runs.run_folder import Folder
 from fedblend_federation.flower import processes
-from fedblend_federation.ops import demo as demonstration
 from fedblend_federation.ops import experiments, local_cluster, registration
 from fedblend_federation.ops.local_cluster import processes_of
 from fedblend_federation.ops.registration import Member
@@ -121,12 +120,12 @@ def test_a_demonstration_that_was_interrupted_can_be_repeated(tmp_path, monkeypa
     def begin(*arguments, **options):
         raise Begun
 
-    monkeypatch.setattr(demonstration, "local_cluster", begin)
+    monkeypatch.setattr(local_cluster, "local_cluster", begin)
     left = Folder(tmp_path / "apfl")
     left.path.mkdir()
-    left.config.write_text(dump(demonstration.config_of("apfl")))
+    left.config.write_text(dump(local_cluster.config_of("apfl")))
     with pytest.raises(Begun):
-        demonstration.demo(tmp_path, print)
+        local_cluster.demo(tmp_path, print)
     assert not left.path.exists()
 
 
@@ -140,7 +139,7 @@ def test_one_that_was_killed_after_its_first_experiment_can_be_repeated(
         if name == "flix":
             raise Killed
         experiments.open_folder(
-            out, demonstration.config_of(name), settings, resume=False
+            out, local_cluster.config_of(name), settings, resume=False
         )
         Folder(out).summary.write_text("{}")
 
@@ -148,12 +147,12 @@ def test_one_that_was_killed_after_its_first_experiment_can_be_repeated(
     def cluster(*arguments, **options):
         yield None
 
-    settings: Any = types.SimpleNamespace(nodes=demonstration.NODES, clients=4)
-    monkeypatch.setattr(demonstration, "local_cluster", cluster)
-    monkeypatch.setattr(demonstration, "_run", run)
+    settings: Any = types.SimpleNamespace(nodes=local_cluster.NODES, clients=4)
+    monkeypatch.setattr(local_cluster, "local_cluster", cluster)
+    monkeypatch.setattr(local_cluster, "_run", run)
     for _ in range(2):
         with pytest.raises(Killed):
-            demonstration.demo(tmp_path / "out", print)
+            local_cluster.demo(tmp_path / "out", print)
         assert Folder(tmp_path / "out" / "apfl").summary.exists()
 
 
@@ -162,13 +161,13 @@ def test_a_demonstration_removes_no_results(tmp_path, name):
     """Neither those of another experiment nor its own."""
     left = Folder(tmp_path / "apfl")
     left.path.mkdir()
-    left.config.write_text(dump(demonstration.config_of("apfl")))
+    left.config.write_text(dump(local_cluster.config_of("apfl")))
     if name == "config":
-        left.config.write_text(dump(demonstration.config_of("flix")))
+        left.config.write_text(dump(local_cluster.config_of("flix")))
     else:
         left.summary.write_text("{}")
     with pytest.raises(RunError, match="apfl: exists already; --out names another"):
-        demonstration.demo(tmp_path, print)
+        local_cluster.demo(tmp_path, print)
     assert left.config.exists()
 
 

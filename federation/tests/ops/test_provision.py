@@ -24,6 +24,7 @@ from fedblend.config.config import load
 from fedblend.errors import RunError
 from fedblend_federation.contract import contract_of
 from fedblend_federation.ops import provision
+from fedblend_federation.ops.credentials import PROGRAM
 from fedblend_federation.ops.settings import (
     Address,
     NodeSettings,
@@ -31,7 +32,6 @@ from fedblend_federation.ops.settings import (
     client_at,
     load_as,
 )
-from fedblend_federation.ops.templating import PROGRAM
 from fedblend_federation.policy.policy import Policy, load_policy
 from fedblend_federation.secure.roster import keys_of
 from fedblend_federation.secure.session import public_key

@@ -12,8 +12,8 @@ from edits import edit, only
 from safetensors.numpy import save_file
 
 from fedblend.errors import ConfigError, RunError
-from fedblend_federation.client import base_models
-from fedblend_federation.client.base_models import SUMS
+from fedblend_federation.client import build
+from fedblend_federation.client.build import SUMS
 from fedblend_federation.ops import doctor, provision
 from fedblend_federation.ops.doctor import examine
 from fedblend_federation.ops.settings import NodeSettings, load_as
@@ -62,7 +62,7 @@ def test_init_copies_a_base_to_every_machine(tmp_path, base, away):
 
 
 def test_init_names_a_base_that_is_too_large_to_copy(tmp_path, base, away, monkeypatch):
-    monkeypatch.setattr(base_models, "MAX_COPIED", 10)
+    monkeypatch.setattr(build, "MAX_COPIED", 10)
     node = made(tmp_path / "lab", base)
     digest = hashlib.sha256(base.read_bytes()).hexdigest()
     assert (node / "bases" / SUMS).read_text() == f"{digest}  {base.name}\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from http_stub import serving
 
-from fedblend_federation.ops.templating import HOME
+from fedblend_federation.ops.credentials import HOME
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not here")

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from fedblend_federation.ops.templating import PROGRAM
+from fedblend_federation.ops.credentials import PROGRAM
 
 ANALYZE = shutil.which("systemd-analyze")
 pytestmark = pytest.mark.skipif(ANALYZE is None, reason="systemd is not here")

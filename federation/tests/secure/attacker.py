@@ -20,7 +20,8 @@ import numpy as np
 
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message
-from fedblend_federation.secure import client_state, masks
+from fedblend_federation.secure import masks
+from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import FixedPoint
 from fedblend_federation.secure.masks import KEY_BYTES, SecureError, add_mask, unseal
 from fedblend_federation.secure.session import (
@@ -136,9 +137,7 @@ class Attacker:
         return self.federation.folder / f"node{client}" / request.experiment
 
     def _learn_answer(self, client: int, request: Message, reply: Message) -> None:
-        record = client_state.read(
-            self._place(client, request), "masked", request.round
-        )
+        record = kept_files.read(self._place(client, request), "masked", request.round)
         assert record is not None
         about, means = record.about, self.federation.means_of(client, request)
         nonces, broadcast, largest = about["view"]
@@ -167,9 +166,7 @@ class Attacker:
             self.faults.append(f"client {client}: two answers under one mask")
 
     def _learn_opening(self, client: int, request: Message, reply: Message) -> None:
-        about = client_state.about(
-            self._place(client, request), "masked", request.round
-        )
+        about = kept_files.about(self._place(client, request), "masked", request.round)
         nonces, broadcast, largest = about["view"]
         nonces = {int(one): nonce for one, nonce in nonces.items()}
         view = View(nonces, broadcast, largest).digest(bytes.fromhex(about["attempt"]))

@@ -8,8 +8,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedblend_federation.secure.flatten import FixedPoint
-from fedblend_federation.secure.session import Attempt, Party, View, public_key
-from fedblend_federation.secure.unmask import unmask
+from fedblend_federation.secure.session import Attempt, Party, View, public_key, unmask
 
 SIZE = 50
 

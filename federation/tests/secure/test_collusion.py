@@ -9,12 +9,12 @@ from fedblend_federation.secure import masks
 from fedblend_federation.secure.masks import KEY_BYTES, SecureError, add_mask, unseal
 from fedblend_federation.secure.session import (
     COMPLETE,
+    _readable,
     degree_and_threshold,
     most_colluding,
     pair_mask_seed,
     self_mask_seed,
 )
-from fedblend_federation.secure.unmask import _readable
 
 
 def opened_answer(parties: Parties, colluding: int):

@@ -29,8 +29,7 @@ from fedblend.errors import InputError
 from fedblend_federation.secure import client as secure_client
 from fedblend_federation.secure import server as secure_server
 from fedblend_federation.secure.flatten import FixedPoint
-from fedblend_federation.secure.session import Attempt, View, digest_of
-from fedblend_federation.secure.unmask import unmask
+from fedblend_federation.secure.session import Attempt, View, digest_of, unmask
 from fedblend_federation.server.settings import BelowQuorum
 
 _ = clock

@@ -35,7 +35,7 @@ from fedblend_federation.ops.local_cluster import (
     write_rows,
 )
 from fedblend_federation.ops.provision import provision
-from fedblend_federation.secure import client_state
+from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import coarse
 from fedblend_federation.server import coordinator, settings
 from fedblend_federation.server.run import run_server
@@ -189,8 +189,8 @@ class Kill:
                 if place.name in self.old or not place.is_dir():
                     continue
                 masked, opened = (
-                    max(client_state.rounds(place, kind), default=-2)
-                    for kind in client_state.KINDS
+                    max(kept_files.rounds(place, kind), default=-2)
+                    for kind in kept_files.KINDS
                 )
                 if masked >= 2 and opened < masked:
                     for number in processes_of(self.made.home(VICTIM)):

@@ -11,8 +11,7 @@ from parties import Parties
 
 from fedblend_federation.secure import masks
 from fedblend_federation.secure.masks import SecureError, seal, unseal
-from fedblend_federation.secure.session import Party, least_of
-from fedblend_federation.secure.unmask import _readable, unmask
+from fedblend_federation.secure.session import Party, _readable, least_of, unmask
 
 
 def subsets(clients):

@@ -221,7 +221,7 @@ def demo(
 
     fedblend federation demo --out runs/federation-demo
     """
-    from fedblend_federation.ops.demo import demo as show_demo
+    from fedblend_federation.ops.local_cluster import demo as show_demo
 
     try:
         show_demo(out, typer.echo)

@@ -19,7 +19,7 @@ from fedblend.errors import RunError
 from fedblend.mixing import predict, shapes_of
 from fedblend.simulation.io.serialize import WireError, as_tree, unpack
 from fedblend.trees import precision
-from fedblend_federation.client.base_models import located
+from fedblend_federation.client.build import located
 from fedblend_federation.client.state import MODEL, read_terms
 from fedblend_federation.contract import parse_contract
 from fedblend_federation.ops.settings import ClientSettings

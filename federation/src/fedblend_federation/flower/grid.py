@@ -11,16 +11,20 @@ that is away, or for the parts of a reply that a node is still pushing, first a 
 then two, four, eight. Here calls run in threads, a few at a time, and the parts are
 pulled as soon as they are there. A call that hangs is abandoned: the server gets to
 know that a reply is missing, and what such a call brings late is handed on.
+
+The server runs as a ServerApp, in a process that ends with the link's.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from flwr.app import Error, Message, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
 
 from fedblend_federation.flower import private
 from fedblend_federation.flower.records import (
@@ -353,3 +357,39 @@ def _result(found: Any) -> Any:
     if isinstance(found, BaseException):
         raise found
     return found
+
+
+PARENT_INTERVAL = 0.5
+"""Seconds between two looks whether the process that started this one is there."""
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended.
+
+    Without its link a server cannot go on, and would hold its folder for as long as
+    Flower tries to reach the link. Its checkpoint is whole at any moment.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_INTERVAL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def server_app(run: Callable[[Path, GridTransport], None]) -> ServerApp:
+    """The app of a server; the run's configuration names the experiment's folder.
+
+    Args:
+        run: runs the experiment of a folder to its end.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        end_with_parent()
+        run(Path(str(context.run_config["folder"])), GridTransport(grid))
+
+    return app

@@ -10,13 +10,19 @@ Flower reads them, and mask what they send by X25519 keys of another file.
 node hands over. ``collect`` puts these files into ``roster.toml``, for every node, and
 into the keys that the link knows. A server could put its own keys into a roster: people
 compare fingerprints by another way than through the server.
+
+Files of a machine are made from ``templates``: nginx, systemd and TOML as those
+programs read them, with ``@name@`` where a value goes.
 """
 
 import base64
 import datetime
 import hashlib
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -48,7 +54,6 @@ from fedblend_federation.ops.settings import (
     listed,
     load_as,
 )
-from fedblend_federation.ops.templating import render, write_private
 from fedblend_federation.secure.roster import (
     PublicKey,
     Roster,
@@ -341,3 +346,41 @@ def _secure_print(keys: Iterable[PublicKey]) -> str:
         digest.update(f"{one.client} ".encode() + base64.b64decode(one.key))
     text = digest.hexdigest()[:32]
     return " ".join(text[at : at + 4] for at in range(0, 32, 4))
+
+
+HOME = Path("/var/lib/fedblend")
+"""Where the units and the proxy expect the files of a machine."""
+PROGRAM = Path("/opt/fedblend/bin/fedblend")
+"""Where fedblend is installed."""
+USER, FLOWER_USER = "fedblend", "fedblend-flower"
+"""Who owns rows and states, and who runs the SuperNode of a node."""
+
+
+def template(name: str) -> str:
+    """The text of a template."""
+    return (resources.files("fedblend_federation.ops") / "templates" / name).read_text(
+        "utf-8"
+    )
+
+
+def render(name: str, /, **values: object) -> bytes:
+    """A template with its values."""
+    known = {
+        "home": HOME,
+        "program": PROGRAM,
+        "user": USER,
+        "flower_user": FLOWER_USER,
+        **values,
+    }
+    return re.sub(r"@(\w+)@", lambda at: str(known[at[1]]), template(name)).encode()
+
+
+def write_private(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Files that nobody else can read; a key is never readable, not even at first."""
+    for name, data in files.items():
+        beside = folder / f"{name}.new"
+        beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(beside, flags, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(beside, folder / name)

@@ -15,7 +15,7 @@ from fedblend.data.readers.read import read_raw
 from fedblend.data.readers.tables import FILES
 from fedblend.errors import ConfigError, RunError
 from fedblend_federation import worker
-from fedblend_federation.client.base_models import (
+from fedblend_federation.client.build import (
     SUMS,
     files_in,
     named_in,

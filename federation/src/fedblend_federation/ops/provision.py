@@ -11,10 +11,19 @@ from pathlib import Path
 from fedblend import __version__
 from fedblend.config.toml import visible
 from fedblend.errors import RunError
-from fedblend_federation.client.base_models import base_files
+from fedblend_federation.client.build import base_files
 from fedblend_federation.flower.processes import environment
 from fedblend_federation.ops import credentials
-from fedblend_federation.ops.credentials import PUBLIC, ROSTER, collect, make_keys
+from fedblend_federation.ops.credentials import (
+    HOME,
+    PROGRAM,
+    PUBLIC,
+    ROSTER,
+    collect,
+    make_keys,
+    render,
+    write_private,
+)
 from fedblend_federation.ops.settings import (
     CLIENT,
     HOST_RULE,
@@ -26,7 +35,6 @@ from fedblend_federation.ops.settings import (
     listed,
     load_as,
 )
-from fedblend_federation.ops.templating import HOME, PROGRAM, render, write_private
 
 MAX_DAYS = 825
 """TLS clients have begun to refuse a server's certificate that is valid for longer."""

@@ -1,11 +1,19 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which experiments a node takes part in: its policy, its rows, the terms of the
-server.
+"""Which experiments a node takes part in, and what they may use of its rows.
 
 The policy is read once for every message, a configuration is validated once for every
 experiment, and what an experiment computes is built once. What is too large is refused
 before rows are read or memory is allocated.
+
+The policy names the columns, or they are those of the node's table. The first
+experiment that the node was enrolled in settles the labels, which rows are held out,
+and by which seed: another choice would put a row on one side here and on the other side
+there, and the difference of two answers would be that row.
+
+A configuration that does not agree about the rows is refused like one that the rows do
+not fit, with the same line. What the server learns by trying is one bit a try, and the
+number of different tries is limited.
 """
 
 import hashlib
@@ -17,8 +25,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedblend.data.dataset import DataError
+from fedblend.config.tables.data import splits_of
+from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.readers.tables import FILES, input_columns
 from fedblend.errors import ConfigError
+from fedblend.simulation.io.serialize import WireError, write_atomically
 from fedblend.trees import precision
 from fedblend_federation.client.build import (
     EXPERIMENTS,
@@ -27,16 +38,20 @@ from fedblend_federation.client.build import (
     rows_of,
 )
 from fedblend_federation.client.executor import Executor
+from fedblend_federation.client.ledger import read_ledger
+from fedblend_federation.contract import Contract
 from fedblend_federation.message import schema_hash
-from fedblend_federation.ops.settings import ClientSettings
+from fedblend_federation.ops.settings import ClientSettings, NodeData
 from fedblend_federation.policy import limits
-from fedblend_federation.policy import rows as policy_rows
+from fedblend_federation.policy.limits import parts_of
 from fedblend_federation.policy.policy import (
     Limits,
     Permissions,
     Policy,
     Refusal,
+    Rows,
     load_policy,
+    refusal_line,
 )
 from fedblend_federation.secure.roster import means_of
 
@@ -99,8 +114,8 @@ class Admission:
         with precision(contract.config.run.precision), _refusing():
             _refuse(limits.too_large(policy.limits, contract))
             _refuse(limits.too_small(policy.accept, contract.config))
-            first = policy_rows.read_agreement(self.settings.folder)
-            _refuse(policy_rows.split_refusal(policy.rows, contract, first))
+            first = read_agreement(self.settings.folder)
+            _refuse(split_refusal(policy.rows, contract, first))
             means_of(self.settings, contract.config, policy.accept)
         return contract
 
@@ -113,9 +128,9 @@ class Admission:
     def _rows(self, policy: Policy, contract: "Contract") -> "dict[str, Shards]":
         """The rows of the node, if the experiment is about what was agreed on."""
         folder, source = self.settings.folder, self.settings.data
-        first = policy_rows.read_agreement(folder)
-        with policy_rows.counting_misfits(folder, contract):
-            policy_rows.check_rows(policy.rows, contract, first, source)
+        first = read_agreement(folder)
+        with counting_misfits(folder, contract):
+            check_rows(policy.rows, contract, first, source)
             return rows_of(self.settings, contract)
 
     def _describe(self, policy: Policy, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +150,7 @@ class Admission:
                 description["statistics"] = self._statistics(policy, contract, splits)
             own = contract.constants(splits)
         if own is not None and policy.discloses_constants:
-            policy_rows.agree(self.settings.folder, contract)  # of one split only
+            agree(self.settings.folder, contract)  # of one split only
             smooth, convex = float(own.smooth[0]), float(own.convex[0])
             description["constants"] = [smooth, convex, own.exact]
         return description
@@ -148,9 +163,9 @@ class Admission:
         rows, present = splits["train"].total, found["present"]
         _refuse(limits.too_few_values(policy.accept, present, rows))
         means = hashlib.sha256(json.dumps(found).encode()).hexdigest()
-        first = policy_rows.read_agreement(folder)
-        _refuse(policy_rows.means_refusal(policy.rows, first, means))
-        policy_rows.agree(folder, contract, means)
+        first = read_agreement(folder)
+        _refuse(means_refusal(policy.rows, first, means))
+        agree(folder, contract, means)
         return found
 
     def _admit(self, policy: Policy, terms: Mapping[str, Any]) -> Executor:
@@ -172,7 +187,7 @@ class Admission:
         with precision(contract.config.run.precision):
             room = limits.activations(contract, executor.setup.capacities)
             _refuse(limits.memory_refusal(policy.limits, room, "what layers compute"))
-            policy_rows.agree(self.settings.folder, contract)
+            agree(self.settings.folder, contract)
         return executor
 
     def _build(self, text: str, agreed: str, stamps: tuple) -> Executor:
@@ -217,3 +232,174 @@ def _refusing() -> Iterator[None]:
         raise Refusal(UNFIT, str(error)) from None
     except ConfigError as error:
         raise Refusal(re.sub(r"(?<!\S)(?:/[^/\s:]+)+/", "", str(error))) from None
+
+
+FILE = "agreement.json"
+MISFITS = 20
+"""Different descriptions that may fail to fit before nobody looks any more."""
+
+
+def asked(contract: Contract) -> dict[str, Any]:
+    """What an experiment asks of the rows; JSON."""
+    task, data = contract.task, contract.nodes
+    return {
+        "rows": {
+            "kind": task.kind,
+            "outputs": task.outputs,
+            "labels": sorted(task.labels),
+            "columns": sorted(task.columns),
+            "shape": list(task.shape),
+            **_raw(contract),
+        },
+        "split": {
+            "data.validation": data.validation,
+            "data.test": data.test,
+            "data.seed": data.seed,
+            "data.split_seed": splits_of(data, contract.seed)[0],
+        },
+        "parts": parts_of(contract.config),
+    }
+
+
+def _raw(contract: Contract) -> dict[str, Any]:
+    """The columns of a raw table: other categories would be other statistics."""
+    raw = contract.nodes.raw
+    return {} if raw is None else {"raw": [one.model_dump() for one in raw]}
+
+
+def read_agreement(folder: Path) -> dict[str, Any] | None:
+    """What the first experiment asked for; None before there was one.
+
+    Raises:
+        WireError: the file cannot be read.
+    """
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+        return {key: dict(found[key]) for key in ("rows", "split", "parts")}
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise WireError(
+            "agreement: the file is damaged on the disk of this node"
+        ) from None
+
+
+def agree(folder: Path, contract: Contract, means: str | None = None) -> None:
+    """Settle what is not settled yet, when the node is enrolled in an experiment.
+
+    Args:
+        folder: of the node.
+        contract: of the experiment.
+        means: a hash of the statistics that the node is about to send.
+    """
+    first, wanted = read_agreement(folder), asked(contract)
+    settled = wanted
+    if first is not None:
+        settled = first | {
+            # A later experiment may be the first with a raw table.
+            "rows": _raw(contract) | first["rows"],
+            "parts": wanted["parts"] | first["parts"],
+        }
+    if means is not None:
+        settled = settled | {"rows": settled["rows"] | {"means": means}}
+    if settled != first:
+        write_atomically(folder / FILE, json.dumps(settled, indent=1).encode())
+
+
+def check_rows(
+    policy: Rows, contract: Contract, first: dict[str, Any] | None, data: NodeData
+) -> None:
+    """Refuse columns and labels that were not agreed on.
+
+    Raises:
+        DataError: for the operator alone; the server gets one line for all of them.
+    """
+    task = contract.task
+    if contract.nodes.raw is not None and data.file.suffix not in FILES:
+        raise DataError(f"{data.file}: data.raw needs a table, {' or '.join(FILES)}")
+    if "labels" not in policy.changes and first is not None:
+        wanted, known = asked(contract)["rows"], first["rows"]
+        for key in ("kind", "outputs", "labels"):
+            if wanted[key] != known[key]:
+                raise DataError(
+                    f"policy rows.changes: {key} is {wanted[key]}; allowed: "
+                    f"{known[key]}, as in the first experiment"
+                )
+    if policy.columns == "any" or not task.columns:
+        return
+    if contract.nodes.raw is not None and first is not None:
+        wanted, before = asked(contract)["rows"]["raw"], first["rows"].get("raw")
+        if before is not None and wanted != before:
+            raise DataError(
+                "policy rows.columns: data.raw is not as in the first experiment; "
+                "allowed: the same columns, encodings and categories"
+            )
+    known = policy.columns
+    if known == "file":
+        if data.file.suffix not in FILES:
+            return
+        known = input_columns(data.file, (data.target, data.client))
+    columns = tuple(one.name for one in contract.nodes.raw or ()) or task.columns
+    _same("rows.columns", columns, known)
+
+
+def means_refusal(policy: Rows, first: dict[str, Any] | None, means: str) -> str | None:
+    """Why statistics other than those sent before stay on the node, or None.
+
+    Between them lie rows that came or went: the difference of two exact means is that
+    of these rows, however many others there are.
+    """
+    known = None if first is None else first["rows"].get("means")
+    if known in (None, means) or "rows" in policy.changes:
+        return None
+    return (
+        "policy rows.changes: the rows of this node changed since it sent their "
+        "means; allowed: the rows of then"
+    )
+
+
+def split_refusal(
+    policy: Rows, contract: Contract, first: dict[str, Any] | None
+) -> str | None:
+    """Why another split than the first one is refused, in one line, or None."""
+    if "split" in policy.changes or first is None:
+        return None
+    wanted = asked(contract)
+    known = first["split"] | first["parts"]
+    for key, value in (wanted["split"] | wanted["parts"]).items():
+        if key in known and known[key] != value:
+            allowed = f"{known[key]}, as in the first experiment"
+            return refusal_line("rows.changes", key, value, allowed)
+    return None
+
+
+@contextmanager
+def counting_misfits(folder: Path, contract: Contract) -> Iterator[None]:
+    """Remember what the rows did not fit, and refuse to look after too many tries.
+
+    Raises:
+        DataError: the rows do not fit, or nobody looked whether they do.
+    """
+    wanted, ledger = asked(contract)["rows"], read_ledger(folder)
+    text = json.dumps(wanted, sort_keys=True).encode()
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    known, first = digest in ledger.misfits, read_agreement(folder)
+    settled = first is not None and wanted.items() <= first["rows"].items()
+    if len(ledger.misfits) >= MISFITS and not known and not settled:
+        raise DataError(
+            f"policy rows: {len(ledger.misfits)} descriptions of the rows did not fit; "
+            f"allowed: at most {MISFITS}"
+        )
+    try:
+        yield
+    except DataError as error:
+        if not known and not isinstance(error, MissingDataError):
+            ledger.misfits.append(digest)
+            ledger.write(folder)
+        raise
+
+
+def _same(key: str, wanted: tuple[str, ...], known: list[str]) -> None:
+    if sorted(wanted) != sorted(known):
+        shown = ", ".join(wanted)
+        raise DataError(f"policy {key}: {shown}; allowed: {', '.join(known)}")

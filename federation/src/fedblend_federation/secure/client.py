@@ -34,7 +34,8 @@ from fedblend_federation.message import (
     payload_of,
 )
 from fedblend_federation.policy.policy import Refusal, refusal_line
-from fedblend_federation.secure import client_state, flatten
+from fedblend_federation.secure import flatten
+from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import FixedPoint, coarse
 from fedblend_federation.secure.masks import SecureError
 from fedblend_federation.secure.session import (
@@ -151,7 +152,7 @@ def train(job: Job) -> bytes:
 def unmask(job: Job) -> bytes:
     """What opens a sum: this node's shares, for one view of a round and no other."""
     experiment, round = job.request.experiment, job.request.round
-    record = client_state.read(job.place, "opened", round)
+    record = kept_files.read(job.place, "opened", round)
     if record is None or record.about["digest"] != job.digest:
         record = _opened(job)
     job.ledger.enter_sum(experiment, round, *record.about["sum"])
@@ -159,11 +160,11 @@ def unmask(job: Job) -> bytes:
     return record.data
 
 
-def _opened(job: Job) -> client_state.Record:
+def _opened(job: Job) -> kept_files.Record:
     """Open a sum; what the node gives is on disk."""
     attempt, place, round = _attempt(job), job.place, job.request.round
     refuse_opened(job)
-    masked = client_state.about(place, "masked", round)
+    masked = kept_files.about(place, "masked", round)
     if masked.get("attempt") != attempt.digest.hex():
         raise Refusal(f"message: this node has no answer in this attempt at {round}")
     view = View(*masked["view"])
@@ -186,9 +187,9 @@ def _opened(job: Job) -> client_state.Record:
     head = job.request.reply(audit=audit, damaged=found.damaged, **told)
     reply = encode(head, {**payload, **early})
     about = {"digest": job.digest, "sum": summed}
-    client_state.write(place, "opened", round, about, reply)
-    client_state.remove_old(place)
-    return client_state.Record(about, reply)
+    kept_files.write(place, "opened", round, about, reply)
+    kept_files.remove_old(place)
+    return kept_files.Record(about, reply)
 
 
 def _share_for_next(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -235,7 +236,7 @@ def _masked(
     """
     attempt, place, round = _attempt(job), job.place, job.request.round
     name, number = attempt.digest.hex(), attempt.number
-    before = client_state.read(place, "masked", round)
+    before = kept_files.read(place, "masked", round)
     known: dict[str, Any] = {} if before is None else before.about
     again = (known.get("attempt"), known.get("digest")) == (name, job.digest)
     if not again and number <= known.get("number", -1):
@@ -270,7 +271,7 @@ def _masked(
         short = own.astype(np.float32)
         kept = short if (short == own).all() else own
         about["dtype"] = kept.dtype.name
-        client_state.write(place, "masked", round, about, kept.tobytes())
+        kept_files.write(place, "masked", round, about, kept.tobytes())
     encoding, zeros = attempt.fixed_point, not np.isfinite(own).all()
     own = np.zeros_like(own) if zeros else own
     clipped = encoding.clipped(own, weight)

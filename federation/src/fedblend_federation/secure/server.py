@@ -32,15 +32,6 @@ from fedblend_federation.secure.flatten import (
     refusal,
 )
 from fedblend_federation.secure.masks import KEY_BYTES, OVERHEAD, SecureError
-from fedblend_federation.secure.server_state import (
-    MASK,
-    OPEN,
-    OVER,
-    SHARE,
-    Progress,
-    read_progress,
-    write_progress,
-)
 from fedblend_federation.secure.session import (
     KEY_SHARE_BYTES,
     SHARES_BYTES,
@@ -53,8 +44,17 @@ from fedblend_federation.secure.session import (
     left_out,
     some_of,
     story,
+    unmask,
 )
-from fedblend_federation.secure.unmask import unmask
+from fedblend_federation.secure.state import (
+    MASK,
+    OPEN,
+    OVER,
+    SHARE,
+    Progress,
+    read_progress,
+    write_progress,
+)
 from fedblend_federation.server.aggregation import Total, reasons
 from fedblend_federation.server.collection import (
     AuditedExchange,

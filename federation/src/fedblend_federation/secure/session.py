@@ -46,6 +46,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from math import comb
 from typing import Any, NamedTuple
@@ -59,11 +60,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from fedblend_federation.secure import masks
 from fedblend_federation.secure.flatten import FixedPoint
 from fedblend_federation.secure.masks import (
+    KEY_BYTES,
     OVERHEAD,
     SecureError,
     add_mask,
     derive,
     seal,
+    unseal,
 )
 from fedblend_federation.secure.masks import unseal as opened
 
@@ -440,3 +443,86 @@ class Party:
             key = X25519PublicKey.from_public_bytes(self.attempt.keys[other])
             self._agreed[other] = self._private.exchange(key)
         return derive(self._agreed[other], purpose, self.attempt.digest, *about)
+
+
+def unmask(
+    total: np.ndarray,
+    graph: Graph,
+    view: bytes,
+    shared: Mapping[int, bytes],
+    answered: Sequence[int],
+    openings: Mapping[int, Opened],
+) -> np.ndarray:
+    """The sum of the answers, from the sum of the masked ones.
+
+    Args:
+        total: the sum of the masked answers.
+        graph: of the attempt.
+        view: the digest of the view that all nodes have.
+        shared: the box with the seeds of pairs, of each client that handed out shares.
+        answered: the clients whose masked answers are in the sum, in order.
+        openings: what nodes opened, by client.
+
+    Raises:
+        SecureError: too few nodes opened.
+    """
+    result, readable = total.copy(), _readable(graph, shared, answered, openings)
+    for client in sorted(shared):
+        found = {
+            holder + 1: readable[holder][client]
+            for holder in graph.holders[client]
+            if client in readable.get(holder, {})
+        }
+        try:
+            secret = masks.combine(found, graph.threshold)
+        except SecureError as error:
+            raise SecureError(f"client {client}: {error}") from None
+        if client in answered:
+            add_mask(result, self_mask_seed(secret, view), -1)
+            continue
+        seeds = unseal(secret, shared[client])
+        for at, other in enumerate(graph.neighbors(client, graph.holders[client])):
+            if other in answered:
+                pair = seeds[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+                sign = -1 if other < client else +1
+                add_mask(result, pair_mask_seed(pair, view), sign)
+    return result
+
+
+def _readable(
+    graph: Graph,
+    shared: Mapping[int, bytes],
+    answered: Sequence[int],
+    openings: Mapping[int, Opened],
+) -> dict[int, dict[int, bytes]]:
+    """The shares that nodes gave, by node and client.
+
+    What a node gave is left out where too few others have its view, or where it does
+    not open.
+    """
+    tokens = {
+        (giver, owner): token
+        for giver, one in openings.items()
+        for owner, token in zip(
+            graph.neighbors(giver, answered), one.tokens, strict=True
+        )
+    }
+    found, size = {}, masks.SHARE_BYTES
+    for owner, one in openings.items():
+        shares = {owner + 1: one.own}
+        others = graph.neighbors(owner, answered)
+        for giver, box in zip(others, one.key_shares, strict=True):
+            # The token of a node with another view does not open it.
+            with suppress(KeyError, SecureError):
+                shares[giver + 1] = unseal(tokens[giver, owner], box)
+        try:
+            content = unseal(masks.combine(shares, graph.threshold), one.box)
+        except SecureError:
+            continue
+        clients = sorted((owner, *graph.neighbors(owner, shared)))
+        found[owner] = {
+            client: content[at * size : (at + 1) * size]
+            for at, client in enumerate(clients)
+            if client not in one.damaged
+        }
+    return found
