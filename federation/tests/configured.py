@@ -21,7 +21,7 @@ from fedblend_federation.ops.settings import NodeSettings, load_as
 CLIENTS, ROWS = 3, (40, 25, 33)
 OPEN = '[accept]\nalgorithms = "any"\ndiscloses = ["upload", "constants"]\n'
 FEW = {
-    "accept": {"min_rows": 0, "min_batch_rows": 0},
+    "accept": {"fewest_rows": 0, "min_batch_rows": 0},
     "rows": {"changes": ["split"]},
     "protect": {"rows": {"noise": 0.0}},
 }

@@ -149,14 +149,14 @@ def test_constants_of_few_rows_or_beside_a_clip_are_withheld(place, tmp_path):
 
     assert "constants" in met(TELLS).fields
     assert "constants" not in met(TELLS + "[protect]\nclip = 1.0\n").fields
-    enough = TELLS.replace("[accept]\n", "[accept]\nmin_rows = 10\n")
+    enough = TELLS.replace("[accept]\n", "[accept]\nfewest_rows = 10\n")
     assert "constants" in met(enough).fields
     # With this part held out one of the 25 rows is left, which constants would tell.
     one = {"config": words["config"].replace("test = 0.25", "test = 0.96")}
     said = met(enough, one)
     assert said.kind == "refused"
     assert said.fields["reason"] == (
-        "policy accept.min_rows: training rows is fewer; allowed: at least 10"
+        "policy accept.fewest_rows: training rows is fewer; allowed: at least 10"
     )
 
 

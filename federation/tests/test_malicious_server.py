@@ -47,7 +47,7 @@ UNFIT = "data: the rows are not as the configuration says"
 OLD = """
 [accept]
 min_batch_rows = 0
-min_rows = 0
+fewest_rows = 0
 discloses = ["batches"]
 [rows]
 columns = "any"
@@ -78,11 +78,11 @@ HONEST_REQUESTS = {
 REFUSED = {
     "one row": (algorithm(**FEW), "accept.min_batch_rows"),
     "one row, many steps": (algorithm(batch_size=1, steps=99), "accept.min_batch_rows"),
-    "one step": (algorithm(steps=1), "accept.min_rows"),
-    "one client's steps": (algorithm(steps=[1, 9]), "accept.min_rows"),
+    "one step": (algorithm(steps=1), "accept.fewest_rows"),
+    "one client's steps": (algorithm(steps=[1, 9]), "accept.fewest_rows"),
     "steps of no length": (
         algorithm(schedule={"name": "exponential", "unit": "step", "decay": 1e-9}),
-        "accept.min_rows",
+        "accept.fewest_rows",
     ),
     "a last batch of one row": (
         algorithm(steps=None, epochs=1, batch_size=39),

@@ -214,18 +214,19 @@ def test_all_measures_may_be_withheld():
     [
         ("[accept]\nalgorithms = ['fedavgg']",
          'accept.algorithms.0: "fedavgg" is not an algorithm'),
-        ("[accept]\nmin_row = 1", "accept.min_row: unknown key; did you mean"),
+        ("[accept]\nfewest_row = 1", "accept.fewest_row: unknown key; did you mean"),
         ("[accept]\nsecure = 1", "accept.secure: 1 is not true or false"),
         ("[accept]\nown_models = true", "accept.own_models: is gone; write discloses"),
         ("[limits]\nsteps = 9", "limits.steps: is gone; it is 10000"),
         ("[accept]\nmax_rounds = 9", "accept.max_rounds: is gone; it is 1000, or a"),
-        ("[accept]\nmin_round_rows = 9", "accept.min_round_rows: is gone; accept.min_"),
+        ("[accept]\nmin_round_rows = 9", "accept.min_round_rows: is gone; accept.few"),
+        ("[accept]\nmin_rows = 9", "accept.min_rows: is gone; accept.fewest_rows is"),
         ("[rows]\nlabels = 'any'", 'rows.labels: is gone; write rows.changes = ["lab'),
         ("[rows]\nsplit = 'any'", 'rows.split: is gone; write rows.changes = ["split'),
         ("[rows]\nbatches = 'shared'", "rows.batches: is gone; write accept.disclo"),
         ("[rows]\nmay_change = true", "rows.may_change: is gone; write rows.changes"),
         ("[metrics]\nsplits = []", "metrics.splits: is gone; only measures of test"),
-        ("[metrics]\nminimum_count = 1", "metrics.minimum_count: is gone; accept.min"),
+        ("[metrics]\nminimum_count = 1", "metrics.minimum_count: is gone; accept.few"),
         ("[budget]\ndelta = 1e-5", "budget.delta: is gone; it is 1e-6"),
         ("[protect]\nnoise = 1.0", "protect.noise: is in units of clip, which is"),
         ("[protect]\nclip = 0.0", "protect.clip: 0.0 is not above 0"),
@@ -330,7 +331,7 @@ def test_what_is_not_finite_is_as_wrong_as_can_be_and_is_never_left_out():
     for name, kind, found in (("mae", "regression", 4.0), ("accuracy", "binary", 0.75)):
         metric = build_metric(name, kind, lambda p, x: x[0], lambda p, x: x)
         assert float(bounded(metric, 8.0)(None, rows)) == found
-    every = Policy(accept=Accept(min_rows=0), metrics=Metrics(names="any"))
+    every = Policy(accept=Accept(fewest_rows=0), metrics=Metrics(names="any"))
     measured = dict.fromkeys(METRICS, float("nan"))
     sent = every.disclosed({"test": {"shared": measured}}, {"test": 3})["test"]
     worst = {"loss": 100.0, "accuracy": 0.0, "balanced_accuracy": 0.0, "brier": 1.0}

@@ -58,7 +58,7 @@ def test_target_and_columns_of_the_rows(home, no_services, old, new, said):
 def test_rows_without_a_target_or_too_few(home, no_services):
     (home / "rows.csv").write_text(ROWS[:55])
     (finding,) = examine(home)
-    assert (finding.fault, finding.value) == (False, "4, accept.min_rows is 20")
+    assert (finding.fault, finding.value) == (False, "4, accept.fewest_rows is 20")
     edit(home / "node.toml", 'target = "ill"', "")
     (finding,) = examine(home)
     assert finding.value == "target: name one of the columns age, dose, ill"

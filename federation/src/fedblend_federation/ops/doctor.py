@@ -216,9 +216,9 @@ def _rows(settings: ClientSettings) -> Iterator[Finding]:
         some = columns == "any" and data.target is not None
         yield Finding("rows cannot be used", where, value, advice, fault=not some)
         return
-    least = policy.accept.min_rows
+    least = policy.accept.fewest_rows
     if rows < least:
-        value, advice = f"{rows}, accept.min_rows is {least}", "add rows"
+        value, advice = f"{rows}, accept.fewest_rows is {least}", "add rows"
         yield Finding("too few rows to take part", where, value, advice, fault=False)
 
 

@@ -107,7 +107,7 @@ def activations(contract: Contract, capacities: Mapping[str, int]) -> float:
 
 def too_small(accept: Accept, config: Config) -> str | None:
     """Why updates are made of too few rows, as far as a configuration says so."""
-    least, whole = accept.min_batch_rows, accept.min_rows
+    least, whole = accept.min_batch_rows, accept.fewest_rows
     for where, work in _works(config.algorithm, "algorithm"):
         size = work.rows()
         if size is not None and size < least:
@@ -121,7 +121,7 @@ def too_small(accept: Accept, config: Config) -> str | None:
             fewest = 1  # a rate that falls at once leaves nothing of later steps
         if fewest * size < whole:
             return refusal_line(
-                "accept.min_rows",
+                "accept.fewest_rows",
                 f"{where}.steps times batch_size",
                 fewest * size,
                 _at_least(whole),
@@ -150,9 +150,9 @@ def too_small_for(accept: Accept, config: Config, rows: int) -> str | None:
     The server knows the number of rows: two requests whose batches or parts differ in
     one row would reveal that row by their difference.
     """
-    if rows < accept.min_rows:
-        allowed = _at_least(accept.min_rows)
-        return refusal_line("accept.min_rows", "training rows", "fewer", allowed)
+    if rows < accept.fewest_rows:
+        allowed = _at_least(accept.fewest_rows)
+        return refusal_line("accept.fewest_rows", "training rows", "fewer", allowed)
     left = rows
     for where, fraction in _parts(config.algorithm, "algorithm"):
         held = floor(fraction * rows)

@@ -60,6 +60,7 @@ ROUNDS = 1000
 """Rounds that an experiment may have, unless ``budget.answers`` is very large."""
 _DISCLOSES = 'write discloses = ["{}"] where it was true'
 _CHANGES = 'write rows.changes = ["{}"] where it was {}'
+_ROWS = "accept.fewest_rows is the fewest of a node, a round and a measure"
 _MEMORY = "limits.memory_gb decides, 8 as before"
 GONE = {
     **{
@@ -71,7 +72,7 @@ GONE = {
     "accept.min_secure_clip": "it is 1.0; accept.secure takes part in nothing else",
     "accept.min_part_rows": "it is 4, or accept.min_batch_rows where that is less",
     "accept.min_batch_fraction": "write accept.min_batch_rows, a number of rows",
-    "accept.min_round_rows": "accept.min_rows decides, 20 as before",
+    **dict.fromkeys(("accept.min_rows", "accept.min_round_rows"), _ROWS),
     "accept.max_rounds": "it is 1000, or a hundredth of budget.answers if more",
     "accept.max_message_bytes": _MEMORY,
     "rows.labels": _CHANGES.format("labels", '"any"'),
@@ -90,7 +91,7 @@ GONE = {
     "limits.experiments": "it is 20; limits.disk_gb bounds their size",
     "limits.idle_days": "it is 30",
     "metrics.splits": "only measures of test rows are sent",
-    "metrics.minimum_count": "accept.min_rows decides, 20 as before",
+    "metrics.minimum_count": _ROWS,
     "metrics.per_experiment": "it is 50; metrics.total bounds those of all experiments",
     "budget.experiments": "it is 1000; budget.answers bounds what they get",
     "budget.delta": "it is 1e-6",
@@ -119,8 +120,8 @@ class Accept(Table):
     leave the node: a model that it trained alone at enrollment, which rows of a table
     it uses, gradients, constants of its loss, means of columns, which rows are in a
     batch. ``imports`` are the import paths of models and algorithms whose code the
-    operator has read. ``min_rows`` are training rows of the node, rows of a step times
-    steps of a round, and test rows that are measured.
+    operator has read. ``fewest_rows`` counts training rows of the node, rows of a step
+    times steps of a round, and test rows that are measured.
     """
 
     algorithms: (
@@ -131,7 +132,7 @@ class Accept(Table):
     secure: bool = False
     min_cohort: Annotated[int, within(Number(least=2, whole=True))] = 3
     colluding: Index = 0
-    min_rows: Index = 20
+    fewest_rows: Index = 20
     min_batch_rows: Index = 8
 
     @property
@@ -348,7 +349,7 @@ class Policy(Table):
             counts: this node's rows in each split.
         """
         rows = counts.get("test", 0)
-        if rows < max(self.accept.min_rows, 1):
+        if rows < max(self.accept.fewest_rows, 1):
             return {}
         shown = {
             model: self._shown(measured, rows)
