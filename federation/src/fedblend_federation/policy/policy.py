@@ -60,7 +60,7 @@ ROUNDS = 1000
 """Rounds that an experiment may have, unless ``budget.answers`` is very large."""
 _DISCLOSES = 'write discloses = ["{}"] where it was true'
 _CHANGES = 'write rows.changes = ["{}"] where it was {}'
-_ROWS = "accept.fewest_rows is the fewest of a node, a round and a measure"
+_ROWS = "write accept.fewest_rows, for a node, a round and a measure"
 _MEMORY = "limits.memory_gb decides, 8 as before"
 GONE = {
     **{
