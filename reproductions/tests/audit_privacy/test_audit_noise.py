@@ -20,9 +20,8 @@ from fedblend_federation.client.ledger import Charge, Ledger
 from fedblend_federation.policy.policy import Policy
 from fedblend_reproductions.audit_privacy.node import audit_node
 
-POLICY = Policy.model_validate(
-    {"protect": {"clip": 0.5, "noise": 4.0}, "budget": {"delta": 1e-3}}
-)
+POLICY = Policy.model_validate({"protect": {"clip": 0.5, "noise": 4.0}})
+DELTA = 1e-3
 ROUNDS = 4
 
 
@@ -58,18 +57,18 @@ def other_rows_move_an_answer_by_one_clip(monkeypatch):
 
 
 def test_the_promise_is_that_of_the_ledger(config):
-    found = audit_node(config, POLICY, trials=24, confidence=0.9999)
+    found = audit_node(config, POLICY, delta=DELTA, trials=24, confidence=0.9999)
     ledger = Ledger()
     for answer in range(ROUNDS):
         ledger.charge("one", str(answer), Charge(answers=1, squared=(2 / 4.0) ** 2))
-    assert found.promised == pytest.approx(epsilon(ledger.squared, 1e-3))
+    assert found.promised == pytest.approx(epsilon(ledger.squared, DELTA))
     assert not found.violated and found.lower <= found.promised
     assert found.games == 16 * 24 * 3 // 4
 
 
 @pytest.mark.slow
 def test_the_lower_bound_is_near_the_promise(config):
-    found = audit_node(config, POLICY, trials=600, confidence=0.9999)
+    found = audit_node(config, POLICY, delta=DELTA, trials=600, confidence=0.9999)
     assert not found.violated
     assert 0.8 * found.promised <= found.lower <= found.promised
 
@@ -80,7 +79,7 @@ def test_the_lower_bound_is_near_the_promise(config):
 )
 def test_a_planted_bug_is_found(bug, config, monkeypatch):
     bug(monkeypatch)
-    found = audit_node(config, POLICY, trials=60)
+    found = audit_node(config, POLICY, delta=DELTA, trials=60)
     assert found.violated and found.lower > found.promised
 
 

@@ -45,6 +45,7 @@ def audit_node(
     config: Config,
     policy: Policy,
     *,
+    delta: float = DELTA,
     trials: int = TRIALS,
     seed: int = 0,
     confidence: float = 0.95,
@@ -56,6 +57,7 @@ def audit_node(
     Args:
         config: of an experiment that the node takes part in, with data.
         policy: of the node.
+        delta: at which epsilon is counted; the node's ledger has the default.
         trials: how often ``NODES`` nodes take part in it, or fewer.
         seed: of coins and directions; the noise is the operating system's.
         confidence: that the lower bound is below the true epsilon.
@@ -65,7 +67,7 @@ def audit_node(
     Raises:
         ConfigError: the policy has no noise, or refuses the experiment.
     """
-    protect, delta, rounds = policy.protect, DELTA, config.run.rounds
+    protect, rounds = policy.protect, config.run.rounds
     if not protect.noise or protect.clip is None:
         raise ConfigError("policy: protect.noise is 0; there is no epsilon to audit")
     if not rounds:
