@@ -4,12 +4,11 @@
 
 python tools/release.py            builds into dist/
 
-Needs Python 3.11 or newer and nothing else. It ends with 1 where a file is missing from
-a wheel, a command fails, or a bar below is missed.
+Needs git and Python 3.11 or newer; times count on a quiet machine. It ends with 1 where
+a file is missing from a wheel, a command fails, or a bar below is missed.
 """
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -37,9 +36,9 @@ INSTALL_SECONDS = 40.0
 HELP_SECONDS = 0.6
 COMMANDS = (
     "fedblend --version",
-    "fedblend data example heart.csv",
-    "fedblend auto heart.csv --client center --target disease --minutes 1 --out auto",
-    "fedblend demo --out demo",
+    "fedblend data example table.csv",
+    "fedblend auto table.csv --client center --target disease",
+    "fedblend demo",
     "fedblend federation --help",
     "fedblend reproduce --help",
     "fedblend data list",
@@ -52,28 +51,22 @@ def environment(folder: Path) -> Path:
     return folder / "bin"
 
 
-def call(command: list[str | Path], folder: Path) -> float:
-    """Run a command outside the repository; the seconds it took."""
+def call(command: list[str | Path], folder: Path) -> tuple[float, float]:
+    """Run a command outside the repository; the seconds and the CPU seconds it took."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     words = list(map(str, command))
-    begin = time.monotonic()
+    before, begin = os.times(), time.monotonic()
     done = subprocess.run(words, cwd=folder, env=clean, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"error: {' '.join(words)}\n{done.stdout}{done.stderr}")
-    return time.monotonic() - begin
+    seconds, after = time.monotonic() - begin, os.times()
+    used = after.children_user + after.children_system
+    return seconds, used - before.children_user - before.children_system
 
 
-def cpu_seconds(command: list[str | Path], folder: Path) -> float:
-    """CPU time of a command, the least of three calls."""
-    found = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        call(command, folder)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(
-            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        )
-    return min(found)
+def show(times: tuple[float, float], what: str) -> None:
+    """Print the seconds of one step."""
+    print(f"{times[0]:6.1f} s {times[1]:6.2f} CPU s  {what}", flush=True)
 
 
 def build(bin: Path, folder: Path) -> list[Path]:
@@ -133,22 +126,19 @@ def main() -> int:
             failures += [f"{wheel.name}: no {name}" for name in missing(wheel, package)]
         bin = environment(place / "fresh")
         pip = [bin / "python", "-m", "pip", "install", "-q", "--find-links", DIST]
-        seconds = call([*pip, f"{wheels[0]}[cli]"], place)
-        print(f"{seconds:6.1f} s  install fedblend[cli]", flush=True)
-        if seconds > INSTALL_SECONDS:
+        times = call([*pip, f"{wheels[0]}[cli]"], place)
+        show(times, "install fedblend[cli]")
+        if times[0] > INSTALL_SECONDS:
             failures.append(f"install: more than {INSTALL_SECONDS} s")
-        seconds = call([*pip, *wheels[1:]], place)
-        print(f"{seconds:6.1f} s  install federation and reproductions", flush=True)
+        show(call([*pip, *wheels[1:]], place), "install federation, reproductions")
         call([bin / "python", "-m", "pip", "check"], place)
-        call([bin / "fedblend", "--help"], place)
-        used = cpu_seconds([bin / "fedblend", "--help"], place)
-        print(f"{used:6.2f} s  fedblend --help, CPU", flush=True)
-        if used > HELP_SECONDS:
+        times = min(call([bin / "fedblend", "--help"], place) for _ in range(4))
+        show(times, "fedblend --help")
+        if times[1] > HELP_SECONDS:
             failures.append(f"fedblend --help: more than {HELP_SECONDS} CPU seconds")
         for line in COMMANDS:
             program, *words = line.split()
-            seconds = call([bin / program, *words], place)
-            print(f"{seconds:6.1f} s  {line}", flush=True)
+            show(call([bin / program, *words], place), line)
     print(*(f"failed: {line}" for line in failures), sep="\n")
     return int(bool(failures))
 
