@@ -278,9 +278,12 @@ KINDS: dict[Any, str] = {
     checks.FUNCTION: "function",
     checks.NOT_NEGATIVE: "not negative",
     checks.PART: "part",
+    checks.PATHS: "function",
     checks.POSITIVE: "positive",
     checks.WHOLE: "whole",
     checks.by_client(checks.NOT_NEGATIVE): "by client",
+    checks.Number(least=2, whole=True): "count",
+    checks.Number(above=0, most=1): "fraction",
 }
 """What is wrong with an argument, by its rule."""
 
