@@ -141,6 +141,7 @@ WITH = {
         made, "negate", attackers=np.zeros(CLIENTS, bool)
     ),
     "clip": lambda made, on: transforms.clip(made, 1e3),
+    "common_mask": lambda made, on: transforms.common_mask(made, compress.rand_k(1)),
     "compressed": lambda made, on: transforms.compressed(made, compress.rand_k(1)),
     "diana": lambda made, on: transforms.diana(made, compress.rand_k(1)),
     "downlink": lambda made, on: transforms.downlink(made, compress.top_k(1)),
@@ -160,7 +161,6 @@ WITH = {
     "mixed_fl": lambda made, on: transforms.mixed_fl(
         made, _everything(on), how="one_way"
     ),
-    "common_mask": lambda made, on: transforms.common_mask(made, compress.rand_k(1)),
     "partial_correction": lambda made, on: transforms.partial_correction(
         made, [_table(on)]
     ),
