@@ -258,7 +258,7 @@ CASES = {
     "personalize": _case(fb.personalize, {"algorithm": PLAIN, "down": None,
                                           "new_clients": FEDERATION, "key": KEY},
                          visits="whole"),
-    "choose": _case(_shared, {}, alphas="alpha"),
+    "choose": _case(_shared, {"folds": 2}, alphas="alpha"),
     "dgd": _case(fb.theory.steps.dgd, {"alpha": 0.5, "smoothness": KNOWN},
                  alpha="alpha"),
     "dcgd": _case(fb.theory.steps.dcgd, {"alpha": 0.5, "smoothness": KNOWN,

@@ -10,6 +10,7 @@ Bugs are found with the usual confidence, and by a wide margin.
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -90,15 +91,21 @@ def half_the_noise(monkeypatch):
 
     for module in ADDING:
         monkeypatch.setattr(module, "add_on_grid", less)
+    secret = noise.add_secret_noise
+    monkeypatch.setattr(
+        noise, "add_secret_noise", lambda tree, std, key: secret(tree, std / 2, key)
+    )
 
 
 def noise_of_the_first_leaf_only(monkeypatch):
-    add = noise.add_on_grid
+    add = noise.add_secret_noise
 
-    def less(leaves, *rest):
-        return [*add(leaves, *rest)[:1], *leaves[1:]]
+    def less(tree, std, secret):
+        leaves, structure = jax.tree.flatten(tree)
+        noisy = [add(leaves[0], std, secret), *leaves[1:]]
+        return jax.tree.unflatten(structure, noisy)
 
-    monkeypatch.setattr(noise, "add_on_grid", less)
+    monkeypatch.setattr(noise, "add_secret_noise", less)
 
 
 def no_clipping(monkeypatch):

@@ -94,8 +94,9 @@ def values_of(row: Row) -> dict[str, float]:
 
 def tensorboard(folder: str | Path) -> Tracker:
     """A tracker that writes event files of TensorBoard, a folder for each seed."""
-    package = "tensorboard.summary.writer.event_file_writer"
-    writing = require(package, "tracker tensorboard", extra="trackers")
+    writing = require(
+        "tensorboard.summary.writer.event_file_writer", "tensorboard", extra="trackers"
+    )
     protos = require("tensorboard.compat.proto.summary_pb2", "tensorboard")
     events = require("tensorboard.compat.proto.event_pb2", "tensorboard")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.compress import Compressor, identity, rand_k
-from fedblend.core import static_bits
+from fedblend.core import Shard, static_bits
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, span
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.bounds_and_plans import descent_rounds
@@ -270,10 +270,11 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
 
 def message_bits(compressor: Compressor, dim: int) -> int:
     """Bits of one message with float32 values, from the arrays that would travel."""
-    vector = jax.ShapeDtypeStruct((dim,), jnp.float32)
+    number = jnp.zeros((), jnp.int32)
+    client = Shard((), number, number + 1, number, 1)
     message = jax.eval_shape(
-        lambda entries, key: compressor.compress(entries, key, None),
-        vector,
+        lambda entries, key: compressor.compress(entries, key, client),
+        jax.ShapeDtypeStruct((dim,), jnp.float32),
         jax.random.key(0),
     )
     return static_bits(message)
