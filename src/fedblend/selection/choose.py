@@ -34,6 +34,7 @@ from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.mixing import Blend, outputs
 from fedblend.selection import shrinkage
 from fedblend.selection.arms import (
+    ALPHAS,
     Arm,
     Costs,
     alone_arm,
@@ -199,7 +200,7 @@ def choose(
         measure=as_metrics(measure),
         **options,
     )
-    grid = None if isinstance(build, Mapping) else alphas
+    grid = None if isinstance(build, Mapping) else ALPHAS("alphas", alphas)
     return choose_arms(spec, alone, grid, references, by, folds, guard)
 
 
