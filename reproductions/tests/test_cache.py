@@ -8,7 +8,7 @@ import pytest
 
 from fedblend_reproductions.cache import Cache, NotCached, available, read_only
 from fedblend_reproductions.claims import Claim, Finding, Verdict, reproduce
-from fedblend_reproductions.page import page
+from fedblend_reproductions.page import Part, page
 
 
 def claim(asked, needed=()):
@@ -23,7 +23,7 @@ def claim(asked, needed=()):
 
 
 def shown(found):
-    return page("A paper", "the command", [claim([])], [found], "figures")
+    return page("A paper", "the command", Part([claim([])], [found], "figures"))
 
 
 def test_what_is_not_cached_is_left_out_and_never_measured(tmp_path):

@@ -56,18 +56,15 @@ def test_a_page_of_all_that_was_measured(claims, tmp_path, capsys):
     assert page.index("| F1 First |") < page.index("| F10 Third |")
 
 
-def test_the_papers_sizes_have_a_page_of_their_own(claims, tmp_path, monkeypatch):
+def test_the_papers_sizes_are_on_the_same_page(claims, tmp_path, monkeypatch):
     large = (Claim("F1", "First", "it holds", lambda _: small("large"), headline),)
     monkeypatch.setattr(flix, "PAPER_SIZED", large, raising=False)
     out = ["--out", str(tmp_path)]
     assert main(["reproduce", "flix", "--paper-sized", *out]) == 0
     assert main(["reproduce", "flix", "F10", *out]) == 0
-    page = (tmp_path / "flix_paper_sized.md").read_text()
-    assert "quick is large" in page and "flix --paper-sized`" in page
-    assert (
-        "[flix_paper_sized.md](flix_paper_sized.md)"
-        in (tmp_path / "flix.md").read_text()
-    )
+    page = (tmp_path / "flix.md").read_text()
+    assert "quick is large" in page and "## F10 Third" in page
+    assert "| F1 paper-sized: First |" in page
     assert [path.name for path in (tmp_path / "flix_paper_sized").iterdir()] == [
         "F1.json"
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from fedblend_reproductions import apfl, flix, mixed
 from fedblend_reproductions.claims import Claim, Finding, Verdict, reproduce
-from fedblend_reproductions.page import anchor, page
+from fedblend_reproductions.page import Part, anchor, page
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 CLAIMS = {
@@ -19,6 +19,12 @@ CLAIMS = {
     "mixed": mixed.CLAIMS,
     "mixed_paper_sized": mixed.PAPER_SIZED,
 }
+PAGES = {
+    "flix": [("flix", "")],
+    "apfl": [("apfl", "")],
+    "mixed": [("mixed", ""), ("mixed_paper_sized", "paper-sized")],
+}
+"""Folders of the claims of a page, and their sizes."""
 STORED = [
     pytest.param(claim, RESULTS / paper / f"{claim.name}.json", id=f"{paper}-{name}")
     for paper, claims in CLAIMS.items()
@@ -44,7 +50,7 @@ def claim(**finding):
 
 def shown(one, folder, **options):
     found = reproduce([one], folder, **options)
-    return page("A paper", "the command", [one], found, "figures")
+    return page("A paper", "the command", Part([one], found, "figures"))
 
 
 def test_a_row_links_to_its_section(tmp_path):
@@ -58,31 +64,19 @@ def test_a_row_links_to_its_section(tmp_path):
 def test_the_long_text_is_in_the_section(tmp_path):
     before = {"verdict": "reproduced", "criterion": "it rose", "ours": "4"}
     table = [["a", "b"], ["c", "d | e"]]
-    long = claim(criterion="Criterion: rising.", why="one seed", before=before)
-    long = long._replace(
-        check=lambda quick: (
-            claim()
-            .check(quick)
-            ._replace(
-                criterion="Criterion: rising.",
-                why="one seed",
-                before=before,
-                table=table,
-            )
-        )
-    )
-    text = shown(long, tmp_path)
+    changed = {"criterion": "Criterion: rising.", "why": "one seed", "table": table}
+    text = shown(claim(before=before, **changed), tmp_path)
     assert "**Ours.** 2 | 3" in text
     assert "**Criterion.** Rising." in text
     assert "**Setting.** One seed" in text
-    assert "**Before (reproduced).** 4 Criterion: it rose" in text
+    assert "**By an earlier criterion or setting: reproduced.**" in text
     assert "| c | d \\| e |" in text
     assert "**It cannot be decided here:** rows are missing." in text
 
 
 def test_a_setting_that_begins_with_the_criterion_says_so(tmp_path):
-    text = shown(claim(why="Criterion, fixed before the run: rising. Seeds"), tmp_path)
-    assert "**Criterion and setting, fixed before the run.** Rising. Seeds" in text
+    text = shown(claim(why="Criterion, fixed before the run: rising or so."), tmp_path)
+    assert "**Criterion and setting, fixed before the run.** Rising or so." in text
 
 
 def test_what_is_reproduced_is_not_undecided(tmp_path):
@@ -98,16 +92,35 @@ def test_a_headline_is_short_and_has_a_number(one, path):
     assert not headline.endswith(".") and "nan" not in headline
 
 
-@pytest.mark.parametrize("paper", CLAIMS)
+def test_long_texts_are_lists_and_numbers_of_the_table_stand_once(tmp_path):
+    head = ["", "training loss", "test accuracy"]
+    table = [head, *([str(n), "0.5", f"9{n}.1 ± 0.2"] for n in range(3))]
+    ours = "Accuracies are 90.1, 91.1, 92.1. One leads by 3.5."
+    text = shown(claim(ours=ours, table=table), tmp_path)
+    assert "| 1 | 91.1 ± 0.2 |" in text and "training loss" not in text
+    assert "Accuracies are" not in text and "**Ours.** One leads by 3.5." in text
+
+
+def test_a_setting_of_several_claims_is_told_once(tmp_path):
+    both = [claim(why="Five seeds. Only one."), claim(why="Five seeds. Other.")]
+    ones = [one._replace(name=f"X{n}") for n, one in enumerate(both)]
+    text = page("A", "b", Part(ones, reproduce(ones, tmp_path), "f", "small"))
+    assert text.count("Five seeds.") == 1
+    assert "- Five seeds. (X0 small, X1 small)" in text
+
+
+@pytest.mark.parametrize("paper", PAGES)
 def test_pages_are_those_of_the_stored_results(paper):
-    """And every link within them has its heading."""
+    """And every link within them has its heading, and no paragraph is long."""
     text = (RESULTS / f"{paper}.md").read_text()
     headings = {anchor(one) for one in re.findall(r"^#+ (.*)$", text, re.M)}
     links = re.findall(r"\]\(#([^)]*)\)", text)
-    assert len(links) == len(CLAIMS[paper])
     assert set(links) <= headings
+    assert all(len(at.split()) <= 120 for at in text.splitlines() if at[:1] != "|")
     title, command = re.findall(r"^# (.*)\n\nMade by `(.*)`", text)[0]
-    paths = [RESULTS / paper / f"{one.name}.json" for one in CLAIMS[paper]]
-    entries = [json.loads(path.read_text()) for path in paths]
-    also = "mixed_paper_sized.md" if paper == "mixed" else None
-    assert page(title, command, CLAIMS[paper], entries, paper, also) == text
+    parts = []
+    for folder, sizes in PAGES[paper]:
+        paths = [RESULTS / folder / f"{one.name}.json" for one in CLAIMS[folder]]
+        entries = [json.loads(path.read_text()) for path in paths]
+        parts.append(Part(CLAIMS[folder], entries, folder, sizes))
+    assert page(title, command, *parts) == text

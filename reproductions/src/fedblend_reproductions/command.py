@@ -92,14 +92,11 @@ def reproduce(
     from fedblend_reproductions import cache, claims, page
 
     module = importlib.import_module(f"fedblend_reproductions.{paper}")
-    known, title, name = module.CLAIMS, module.TITLE, str(paper)
-    option = " --quick" if quick else ""
+    known, folder, target = module.CLAIMS, out / paper, out / f"{paper}.md"
+    large = out / f"{paper}{LARGE}"
     if paper_sized:
-        known = _paper_sized(module, paper, quick)
-        title, name = f"{title} at the paper's sizes", f"{paper}{LARGE}"
-        option = " --paper-sized"
+        known, folder = _paper_sized(module, paper, quick), large
     chosen = _chosen(known, names or [])
-    folder, target = out / name, out / f"{name}.md"
     _check_cache(folder, claims.CACHED, chosen, cached_only)
     if page_only:
         if not claims.read_entries(folder, known):
@@ -117,11 +114,15 @@ def reproduce(
     except cache.NotCached as error:
         raise typer.BadParameter(str(error)) from error
     finally:  # results of earlier claims are shown if one fails
-        entries = claims.read_entries(folder, known)
-        command = f"fedblend reproduce {paper}{option}"
-        large = out / f"{paper}{LARGE}.md"
-        also = large.name if large.exists() and not paper_sized else None
-        target.write_text(page.page(title, command, known, entries, name, also))
+        parts = [
+            page.Part(of, claims.read_entries(at, of), at.name, sizes)
+            for of, at, sizes in (
+                (module.CLAIMS, out / paper, ""),
+                (getattr(module, "PAPER_SIZED", ()), large, "paper-sized"),
+            )
+        ]
+        command = f"fedblend reproduce {paper}{' --quick' if quick else ''}"
+        target.write_text(page.page(module.TITLE, command, *parts))
     if found:
         _show(known, found)
     screen.console().print(f"page: {target}", markup=False, soft_wrap=True)

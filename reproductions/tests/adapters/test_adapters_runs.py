@@ -29,7 +29,7 @@ def test_a_claim_at_small_sizes(claim, tmp_path, data_home):
     assert {tuple(bits[name]) for name in PERSONAL} == {tuple(bits["shared adapter"])}
     assert bits["shared adapter"][0] < bits["all weights"][0] / 4
     assert bits["all weights"][0] == 32 * numbers["weights"]
-    text = page.page(TITLE, "fedblend reproduce", [claim], [entry], "adapters")
+    text = page.page(TITLE, "made by", page.Part([claim], [entry], "adapters"))
     assert claim.headline(numbers) in text
     assert (tmp_path / entry["figures"][0]).exists()
     again = reproduce([claim], tmp_path, quick=True)[0]

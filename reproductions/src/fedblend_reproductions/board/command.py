@@ -127,7 +127,8 @@ def board(
     if page_only and not folder.exists():
         raise typer.BadParameter(f"--page: {folder} holds no cell of the board")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page.page(found, scafflix.section(folder)))
+    guide = target.read_text() if target.exists() else ""
+    target.write_text(page.page(found, scafflix.section(folder), guide))
     if stopped:
         typer.echo("the budget is spent; the same command goes on from here", err=True)
     typer.echo(f"page: {target}")

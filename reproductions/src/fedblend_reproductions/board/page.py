@@ -29,17 +29,20 @@ HEAD = (
     "seconds",
 )
 NOT_RUN = "not run"
+MARK = "<!-- results -->"
+"""What separates the guide of a page, which stays, from the results."""
 
 
-def page(cells: Sequence[Cell], more: Iterable[str] = ()) -> str:
-    """The page of all cells, with the lines of further sections."""
+def page(cells: Sequence[Cell], more: Iterable[str] = (), guide: str = "") -> str:
+    """The page of all cells, with the lines of further sections, below its guide."""
     lines = [
-        "# The board",
+        guide.partition(MARK)[0].strip() or "# The board",
         "",
-        "Made by `fedblend board --page`; [board.md](../board.md) says how to run it, "
-        "what both protocols are and how to add a row. Accuracies in percent over all "
-        "held-out rows, mean and standard deviation over seeds; differences with "
-        "paired 95 % intervals over clients and seeds.",
+        MARK,
+        "",
+        "Made by `fedblend board --page`. Accuracies are in percent over all held-out "
+        "rows, mean and standard deviation over seeds. Differences have paired 95 % "
+        "intervals over clients and seeds.",
     ]
     for task in TASKS.values():
         source = ON_TASK[task.name].source
@@ -79,12 +82,19 @@ def _table(task: Task, rounds: int, patience: int, cells: Sequence[Cell]) -> lis
         lines += ["Nothing was run with this number of rounds.", ""]
     lines += [_joined(HEAD), "|---" * len(HEAD) + "|"]
     baseline = there.get(BASELINE)
-    lines += [_line(task, METHODS[name], row, baseline) for name, row in rows.items()]
+    numbers = ON_TASK[task.name].numbers[task.name] if rounds == task.rounds else {}
+    left_out = []
+    for name, row in rows.items():
+        if row is None and METHODS[name].published not in numbers:
+            left_out.append(METHODS[name].heading)
+        else:
+            lines.append(_line(task, METHODS[name], row, baseline))
     ours = {method.published for method in METHODS.values()}
-    for name, number in ON_TASK[task.name].numbers[task.name].items():
+    for name, number in numbers.items():
         if name not in ours:
-            blank = [""] * (len(HEAD) - 3)
-            lines.append(_joined([name, f"{number:.2f}", "not in fedblend", *blank]))
+            lines.append(_joined([name, f"{number:.2f}", "not in fedblend", ""]))
+    if left_out:
+        lines += ["", f"Not run: {', '.join(left_out)}."]
     return lines + ([] if not there else ["", _source(task, rounds, patience, cells)])
 
 
@@ -111,7 +121,7 @@ def _line(task: Task, method: Method, row: Row | None, baseline: Row | None) -> 
     heading = method.heading if method.personal else f"{method.heading} (one model)"
     first = [heading, "" if number is None else f"{number:.2f}"]
     if row is None:
-        return _joined([*first, NOT_RUN, NOT_RUN, *[""] * (len(HEAD) - 4)])
+        return _joined([*first, NOT_RUN, NOT_RUN])
     gap = None if method.name == BASELINE else row.minus(baseline)
     worth = row.worth
     entries = [
