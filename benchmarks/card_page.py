@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 NAMES = {
     "fedblend": "fedblend",
     "hand": "JAX by hand",
@@ -18,18 +18,17 @@ NAMES = {
 PARTS = ("setup", "compile", "start", "rounds", "measuring")
 """Of a card's seconds."""
 INTRODUCTION = """\
-# Speed
+## Cards measured
 
 Written by `python benchmarks/cards.py --page` from the JSON files in
-`docs/results/speed`; [Benchmarks](../benchmarks.md) says what the cards are. Rows
-are drawn at random in the shapes of the dataset that a card names: these are times, and
-no accuracies.
+`docs/results/speed`.
 
-*whole* is the wall-clock time of the card from the call of `simulate`, compilation
-included; *compile*, *rounds* and *measuring* are its parts. A card that was ended early
-is extrapolated from the rounds it had, and says so. *ms a round* is the median over
-blocks. Peers compute the same rounds in the same run, each in its own process, by
-turns; their ratio is that of the least times.
+- *whole* is the time of the card from the call of `simulate`, compilation included;
+  *compile*, *rounds* and *measuring* are its parts.
+- A card that was ended early is extrapolated from the rounds it had, and says so.
+- *ms a round* is the median over blocks.
+- Peers compute the same rounds in the same run, each in its own process, by turns.
+  Their ratio is that of the least times.
 """
 
 
@@ -134,11 +133,15 @@ def figure(found: dict[str, Any], path: Path) -> bool:
     return True
 
 
-def write(folder: Path = RESULTS) -> None:
-    """``speed.md`` from the JSON files beside it."""
-    files = sorted((folder / "speed").glob("*.json"))
+def write(
+    folder: Path = DOCS / "results" / "speed", page: Path = DOCS / "benchmarks.md"
+) -> None:
+    """The end of a page, from the JSON files in a folder."""
+    files = sorted(folder.glob("*.json"))
     parts = [INTRODUCTION, *(map(_section, files) if files else ["No results yet.\n"])]
-    (folder / "speed.md").write_text("\n".join(parts))
+    before = page.read_text() if page.exists() else ""
+    heading = INTRODUCTION.partition("\n")[0]
+    page.write_text(before.partition(heading)[0] + "\n".join(parts).strip() + "\n")
 
 
 def _section(path: Path) -> str:
@@ -147,7 +150,7 @@ def _section(path: Path) -> str:
     hardware, versions = found["hardware"], found["versions"]
     known = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines = [
-        f"## {hardware['device']}: {path.stem}",
+        f"### {hardware['device']}: {path.stem}",
         "",
         f"{hardware['backend']}, {hardware['cores']} cores; {known}; commit "
         f"{found['commit']}, {found['date'][:10]}.",
@@ -177,7 +180,8 @@ def _section(path: Path) -> str:
             lines += [_peer(kind, peer) for kind, peer in of["peers"].items()]
     figure = path.with_suffix(".png")
     if figure.exists():
-        lines += ["", f"![Parts of every card's time, and peers](speed/{figure.name})"]
+        shown = f"results/speed/{figure.name}"
+        lines += ["", f"![Parts of every card's time, and peers]({shown})"]
     return "\n".join([*lines, "", *others, ""])
 
 

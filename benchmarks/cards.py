@@ -313,7 +313,7 @@ def main() -> None:
     parser.add_argument("--out", default="cards", help="folder of the JSON and figure")
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     parser.add_argument("--compare", nargs=2, metavar="JSON", help="OLD NEW: ratios")
-    parser.add_argument("--page", action="store_true", help="write docs/results/speed")
+    parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--cache", help="folder of compiled programs; none by default")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

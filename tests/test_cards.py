@@ -63,8 +63,10 @@ def test_the_page_and_the_comparison_say_what_the_files_say(tmp_path):
     new = ABOUT | {"cards": {"A": faster, "E": failed}}
     (tmp_path / "speed").mkdir()
     (tmp_path / "speed" / "two_cores.json").write_text(json.dumps(old))
-    card_page.write(tmp_path)
-    page = (tmp_path / "speed.md").read_text()
+    (tmp_path / "benchmarks.md").write_text("# Guide\n\n## Cards measured\n\nOld.\n")
+    card_page.write(tmp_path / "speed", tmp_path / "benchmarks.md")
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert page.startswith("# Guide\n") and "Old." not in page
     for said in (
         "500 rounds, extrapolated",
         "| 15.0 | 20.0 |",

@@ -7,8 +7,7 @@
     python robustness.py page
 
 ``measure`` writes docs/results/robustness/*.json (what is there already is not computed
-again), ``page`` the page docs/results/robustness.md and the tables of
-docs/robustness.md. Needs MNIST where FEDBLEND_DATA says.
+again), ``page`` the tables of docs/robustness.md. Needs MNIST where FEDBLEND_DATA says.
 
 Fixed before the first run of these seeds:
 
@@ -82,7 +81,7 @@ from scipy.stats import binom
 import fedblend as fb
 from fedblend import trees
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "robustness"
 ROUNDS, PART, HALVES = 50, 0.2, 10
 ALPHAS, LAMS = (0.25, 0.5, 0.75), (0.1, 1.0)
@@ -459,20 +458,6 @@ def measure(name, reductions, methods):
         print(f"{name} {reduction} {method} {time.time() - begin:.0f} s", flush=True)
 
 
-LABELS = {"digits": "digits, 3 classes a client", "mnist": "MNIST, clients alike"}
-INTRODUCTION = """\
-# Results: robustness
-
-Written by `python robustness.py page` from the JSON files in
-`docs/results/robustness`; the script's first lines say what is measured, and
-[Clients that lie](../robustness.md) what follows.
-
-A cell has the mean accuracy of honest clients in percent / of their worst tenth /
-their expected harm in points against training alone / how many of them are harmed
-beyond chance.
-"""
-
-
 ORDER = [
     "FedAvg",
     "FedAvg, fine-tuned",
@@ -486,10 +471,6 @@ ORDER = [
 """Of methods in tables."""
 
 
-def shown(of):
-    return f"{of['mean']:.1f} / {of['worst']:.1f} / {of['harm']:.1f} / {of['harmed']}"
-
-
 def short(of):
     return f"{of['mean']:.1f} ({of['harmed']})"
 
@@ -498,20 +479,6 @@ def lines(head, rows):
     """A table in Markdown."""
     every = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(row) + " |" for row in every]
-
-
-def everything(found):
-    """All cells of a set, a table for each reduction."""
-    text = []
-    for reduction in (name for name in REDUCTIONS if name in found):
-        rows = [
-            [method, *(shown(cells[attack]) for attack in ATTACKS)]
-            for method, cells in sorted(
-                found[reduction].items(), key=lambda pair: ORDER.index(pair[0])
-            )
-        ]
-        text += [f"### {reduction}", "", *lines(["method", *ATTACKS], rows), ""]
-    return text
 
 
 def shared_model(found):
@@ -552,20 +519,11 @@ TABLES = {"shared": shared_model, "worst": at_worst}
 
 
 def write_pages():
-    """The page of all cells, and the tables between marks of docs/robustness.md."""
+    """The tables between marks of docs/robustness.md."""
     sets = {name: read(name) for name in SETS if read(name)}
-    text, guide = [INTRODUCTION], ROOT / "docs" / "robustness.md"
+    guide = ROOT / "docs" / "robustness.md"
     page = guide.read_text()
     for name, found in sets.items():
-        alone = found["alone"]
-        text += [f"## {LABELS[name]}", ""]
-        text += [
-            f"{alone['honest']} honest clients of {len(SETS[name].seeds)} seeds; "
-            f"training alone, {alone['rounds']} rounds: {alone['mean']:.1f} / "
-            f"{alone['worst']:.1f}.",
-            "",
-            *everything(found),
-        ]
         for kind, table in TABLES.items():
             first, last = f"<!-- {name} {kind} -->\n", "<!-- end -->"
             if first not in page:
@@ -574,7 +532,6 @@ def write_pages():
             after = rest.split(last, 1)[1]
             body = "\n".join(["", *table(found), "", ""])
             page = f"{before}{first}{body}{last}{after}"
-    (ROOT / "docs" / "results" / "robustness.md").write_text("\n".join(text))
     guide.write_text(page)
 
 

@@ -124,3 +124,14 @@ def test_pages_are_those_of_the_stored_results(paper):
         entries = [json.loads(path.read_text()) for path in paths]
         parts.append(Part(CLAIMS[folder], entries, folder, sizes))
     assert page(title, command, *parts) == text
+
+
+def test_the_page_of_all_claims_has_every_claim_with_its_verdict():
+    text = (RESULTS.parent / "evidence.md").read_text()
+    found = 0
+    for paper in [*PAGES, "adapters"]:
+        rows = (RESULTS / f"{paper}.md").read_text().partition("\n## ")[0]
+        for row in re.findall(r"^\| [A-Z]\d.*$", rows, re.M):
+            assert row.replace("](#", f"](results/{paper}.md#") in text
+            found += 1
+    assert found == sum(map(len, CLAIMS.values())) + 2

@@ -4,6 +4,6 @@
 
 A *task* is the data, the network and the local work of a published table; a *method* is
 a row; a *cell* is one run of it, stored as one JSON file. Both protocols read their
-numbers from the curves of the same cells. docs/results/board.md says how to run it and how to
-add a row.
+numbers from the curves of the same cells. docs/results/board.md says how to
+run it and how to add a row.
 """
