@@ -101,6 +101,15 @@ def test_long_texts_are_lists_and_numbers_of_the_table_stand_once(tmp_path):
     assert "Accuracies are" not in text and "**Ours.** One leads by 3.5." in text
 
 
+def test_accuracies_have_a_column_for_each_setting(tmp_path):
+    head = ["", "", "rate", "training loss", "test accuracy", "best round"]
+    rows = [("IID", "A"), ("IID", "B"), ("2 classes", "A")]
+    table = [head, *([*row, "0.1", "1", f"9{n}", "2"] for n, row in enumerate(rows))]
+    text = shown(claim(table=table), tmp_path)
+    assert "| test accuracy (rate) | IID | 2 classes |" in text
+    assert "| A | 90 (0.1) | 92 (0.1) |" in text and "| B | 91 (0.1) |  |" in text
+
+
 def test_a_setting_of_several_claims_is_told_once(tmp_path):
     both = [claim(why="Five seeds. Only one."), claim(why="Five seeds. Other.")]
     ones = [one._replace(name=f"X{n}") for n, one in enumerate(both)]

@@ -139,8 +139,23 @@ def _table(found: dict[str, Any]) -> list[str]:
         for place, name in enumerate(head)
         if "test accuracy" not in head or name not in IN_JSON
     ]
-    head, *rows = [[row[place] for place in kept] for row in found["table"]]
+    rows = [[row[place] for place in kept] for row in found["table"]]
+    if rows[0] == ["", "", "rate", "test accuracy"]:
+        rows = _by_setting(rows[1:])
+    head, *rows = rows
     return [_line(head), "|---" * len(head) + "|", *map(_line, rows)]
+
+
+def _by_setting(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Accuracies with a row for each method and a column for each setting."""
+    cells = {(method, at): f"{value} ({rate})" for at, method, rate, value in rows}
+    methods, settings = (
+        list(dict.fromkeys(names)) for names in zip(*cells, strict=True)
+    )
+    table = [
+        [name, *(cells.get((name, at), "") for at in settings)] for name in methods
+    ]
+    return [["test accuracy (rate)", *settings], *table]
 
 
 def _bullets(label: str, sentences: Sequence[str]) -> list[str]:
