@@ -22,9 +22,9 @@ from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.policy import admit
 
 CLIP, CLIENT = 1.0, 1
-CUT = f'[protect]\nclip = {CLIP}\n[metrics]\nsplits = ["train", "test"]\n'
-NOISY = CUT.replace("[metrics]", "noise = 100.0\n[metrics]")
-LOUDER = CUT.replace("[metrics]", "noise = 300.0\n[metrics]")
+CUT = f"[protect]\nclip = {CLIP}\n"
+NOISY = f"{CUT}noise = 100.0\n"
+LOUDER = f"{CUT}noise = 300.0\n"
 
 
 @pytest.fixture(scope="module")
