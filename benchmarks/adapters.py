@@ -36,7 +36,7 @@ import numpy as np
 
 import adapters_work as work
 import fedblend as fb
-from fedblend.simulation import lowering
+from fedblend.simulation import compile
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("torch", "peft")
@@ -79,7 +79,7 @@ def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
     data = fb.federate((inputs, targets), list(parts))
     loss = fb.losses.sequence_cross_entropy(adapted.apply)
     start = adapted.init(jax.random.key(1))
-    first = lowering.jit(lambda params, batch: loss(params, batch).mean(), 0)
+    first = compile.jit(lambda params, batch: loss(params, batch).mean(), 0)
     first_loss = float(first(start, (inputs[: size.batch], targets[: size.batch])))
     local = fb.Work(work.RATE, steps=size.steps, batch_size=size.batch)
     began = time.perf_counter()

@@ -22,8 +22,8 @@ from card_tasks import Card
 from fedblend.core import Loss
 from fedblend.data.federated import Shards
 from fedblend.models import feedforward
+from fedblend.models.derived import Products
 from fedblend.models.dual_encoder import dual_encoder_loss
-from fedblend.models.matmul_precision import Products
 from fedblend.models.model import Model
 from fedblend.transforms import central_loss
 

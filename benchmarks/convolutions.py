@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.models import convolution as convolutions
-from fedblend.models import feedforward, residual
+from fedblend.models import feedforward
 from fedblend.models.convolution import Way
 from fedblend.models.feedforward import flatten, linear, pool
 from fedblend.models.model import Model, of_halves
@@ -118,7 +118,7 @@ NETWORKS = {
     "large_cnn": ((32, 32, 3), lambda: feedforward.large_cnn((32, 32, 3), 10)),
     "board": ((28, 28, 1), board),
     "lenet": ((32, 32, 3), lambda: lenet((32, 32, 3))),
-    "resnet18": ((32, 32, 3), lambda: residual.resnet18((32, 32, 3), 10)),
+    "resnet18": ((32, 32, 3), lambda: feedforward.resnet18((32, 32, 3), 10)),
 }
 
 
@@ -140,7 +140,7 @@ original = convolutions.convolution
 def measure(case: Case, repeats: int) -> dict:
     """The least time of a step, after compiling."""
     feedforward.convolution = written(case.way)
-    residual._convolve = partial(written(case.way), padding="SAME")
+    feedforward._convolve = partial(written(case.way), padding="SAME")
     shape, make = NETWORKS[case.network]
     model = make()
     draws = np.random.default_rng(0)

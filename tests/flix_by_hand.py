@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from fedblend.data.datasets.built_in import quadratics
 from fedblend.data.datasets.libsvm import libsvm
-from fedblend.data.datasets.synthetic import quadratics
 from fedblend.data.download import data_home, public_set
 from fedblend.data.federated import FederatedData, federate
-from fedblend.data.partition.partitioners import contiguous
+from fedblend.data.partition import contiguous
 from fedblend.theory import constants
 from fedblend.theory.constants import MixtureConstants, mixture
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedblend.core import Algorithm
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.metrics import as_metrics
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation.client.executor import ClientSetup, Executor
 from fedblend_federation.client.node import Node
 from fedblend_federation.message import UNKNOWN, Message

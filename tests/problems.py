@@ -19,7 +19,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import trees
-from fedblend.data.datasets.synthetic import quadratic_loss
+from fedblend.data.datasets.built_in import quadratic_loss
 from fedblend.data.federated import Shards
 from fedblend.losses import cross_entropy
 from fedblend.mixing import Neighbors

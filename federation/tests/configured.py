@@ -12,8 +12,8 @@ from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.runs import run_folder
-from fedblend.simulation.io.serialize import named_leaves, unpack
 from fedblend.simulation.run import Run
+from fedblend.simulation.serialize import named_leaves, unpack
 from fedblend.simulation.simulate import set_up
 from fedblend_federation.client.node import node_of
 from fedblend_federation.ops.settings import NodeSettings, load_as

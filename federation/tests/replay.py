@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation import message as messages
 from fedblend_federation.client.node import Node, node_of
 from fedblend_federation.ops.settings import NodeSettings, load_as

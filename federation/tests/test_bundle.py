@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.serialize import WireError
 from fedblend_federation.message import (
     MAGIC,
     MAX_HEADER_BYTES,

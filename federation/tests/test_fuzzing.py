@@ -15,7 +15,7 @@ import pytest
 from trials import Trial, apart, clock, forged
 
 from fedblend.errors import CheckpointError
-from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.serialize import WireError
 from fedblend_federation import message as messages
 from fedblend_federation.client import state as states
 from fedblend_federation.message import Message

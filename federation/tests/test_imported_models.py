@@ -22,7 +22,7 @@ from configured import (
 )
 
 import fedblend as fb
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation.client.node import node_of
 from fedblend_federation.policy.policy import Accept, Policy, Refusal
 from fedblend_federation.server.run import run_server

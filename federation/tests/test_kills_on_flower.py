@@ -25,7 +25,7 @@ from configured import apfl_on_nodes
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import RunError
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation.client.state import with_checksum
 from fedblend_federation.flower import processes
 from fedblend_federation.ops import registration

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from trials import apart, forged
 
-from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.serialize import WireError
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message
 
@@ -124,7 +124,7 @@ def test_sizes_are_checked_before_anything_is_allocated():
     program = textwrap.dedent("""
         import resource, sys
         from fedblend_federation import message as messages
-        from fedblend.simulation.io.serialize import WireError
+        from fedblend.simulation.serialize import WireError
         resource.setrlimit(resource.RLIMIT_AS, (used := int(sys.argv[1]), used))
         for line in sys.stdin.buffer.read().split(b"!!!!"):
             try:

@@ -14,7 +14,7 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.simulation.io.serialize import pack
+from fedblend.simulation.serialize import pack
 from fedblend_federation.client.executor import Executor
 from fedblend_federation.client.node import Node
 from fedblend_federation.server.checkpoint import ServerCheckpoint

@@ -185,13 +185,11 @@ from fedblend.runs.sklearn import (
 from fedblend.selection.choose import (
     choose as choose,
 )
+from fedblend.simulation import checkpoint as checkpoint
 from fedblend.simulation.aggregators import (
     trimmed_mean as trimmed_mean,
 )
-from fedblend.simulation.io import (
-    checkpoint as checkpoint,
-)
-from fedblend.simulation.lowering import (
+from fedblend.simulation.compile import (
     compile_cache as compile_cache,
 )
 from fedblend.simulation.personalize import (

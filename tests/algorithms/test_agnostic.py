@@ -13,7 +13,7 @@ import fedblend as fb
 import problems
 from fedblend.algorithms.agnostic import onto_simplex
 from fedblend.core import Sender
-from fedblend.data.datasets.synthetic import quadratic_loss
+from fedblend.data.datasets.built_in import quadratic_loss
 
 KEY = jax.random.key(0)
 on = problems.quadratics()

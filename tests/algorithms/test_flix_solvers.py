@@ -12,7 +12,7 @@ import pytest
 
 import fedblend as fb
 from fedblend import compress
-from fedblend.data.datasets.synthetic import quadratic_loss
+from fedblend.data.datasets.built_in import quadratic_loss
 
 KEY = jax.random.key(0)
 ALPHA = np.array([0.9, 0.4, 0.7, 1.0, 0.2])

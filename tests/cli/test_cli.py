@@ -127,7 +127,7 @@ def test_bad_tables(content, line, capsys):
 
 
 def test_an_empty_client(capsys):
-    from fedblend.data.partition.partitioners import Partition
+    from fedblend.data.partition import Partition
 
     Partition((np.arange(9), np.arange(0))).save("parts.npz")
     data = {"source": "digits", "partition": "file", "path": "parts.npz"}

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-import fedblend.cli.demo
+import fedblend.cli.auto
 from fedblend.cli import main
 
 
@@ -24,18 +24,18 @@ def test_the_example_is_written_once(tmp_path, capsys):
 
 
 def test_the_license_of_the_example_is_beside_it():
-    said = fedblend.cli.demo.HEART.with_name("heart.license.txt").read_text()
+    said = fedblend.cli.auto.HEART.with_name("heart.license.txt").read_text()
     assert "CC BY 4.0" in said and "Janosi" in said
 
 
 def test_the_demo_is_auto_on_the_example(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        fedblend.cli.demo, "auto", lambda table, **more: asked.append((table, more))
+        fedblend.cli.auto, "auto", lambda table, **more: asked.append((table, more))
     )
     assert main(["demo", "--out", str(tmp_path / "out")]) == 0
     ((table, more),) = asked
-    assert table == fedblend.cli.demo.HEART
+    assert table == fedblend.cli.auto.HEART
     assert more == {"client": "center", "target": "disease", "out": tmp_path / "out"}
 
 

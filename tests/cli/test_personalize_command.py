@@ -14,7 +14,7 @@ import pytest
 import fedblend as fb
 from fedblend.cli import main, screen
 from fedblend.config import toml
-from fedblend.simulation.io.serialize import named_leaves, unpack
+from fedblend.simulation.serialize import named_leaves, unpack
 
 CONFIG = {
     "version": 1,

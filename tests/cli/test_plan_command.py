@@ -15,7 +15,7 @@ import fedblend as fb
 from fedblend.cli import main, screen
 from fedblend.config import toml
 from fedblend.runs.plan.candidates import Prices, parse_bits
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from planned import DIANA, FLIX, ByHand, changed
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedblend import compress
 from fedblend.compress import decode, encode
 from fedblend.core import Ragged, ragged_bits, static_bits
-from fedblend.simulation.io.serialize import WireError, arrived, pack, traveling, unpack
+from fedblend.simulation.serialize import WireError, arrived, pack, traveling, unpack
 
 LAYOUTS = (
     {"one": (3, 4)},

@@ -18,7 +18,7 @@ from fedblend.config.config import check
 from fedblend.data import datasets
 from fedblend.data.dataset import DataError
 from fedblend.errors import CheckpointError, ConfigError
-from fedblend.simulation.io.checkpoint import read_about, restore, save
+from fedblend.simulation.checkpoint import read_about, restore, save
 from tiny_config import TINY
 
 FULL = copy.deepcopy(TINY)

@@ -11,7 +11,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.tables.algorithm import OPTIONS
 from fedblend.data.dataset import DataError
-from fedblend.data.partition.partitioners import Partition, iid
+from fedblend.data.partition import Partition, iid
 from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 

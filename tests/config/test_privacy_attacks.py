@@ -21,8 +21,8 @@ from fedblend import keys
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.runs.run import run_config
-from fedblend.simulation.io.serialize import unpack
 from fedblend.simulation.sampling import cohorts
+from fedblend.simulation.serialize import unpack
 from fedblend.theory.privacy import spent
 from fedblend.transforms.noise import add_noise
 

@@ -21,7 +21,7 @@ from fedblend.runs.export.export import export_models
 from fedblend.runs.personalize import personalize_from
 from fedblend.runs.predict import predict_file
 from fedblend.runs.run import run_config
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation.contract import contract_of
 from fedblend_federation.raw_tables import data_of_nodes
 

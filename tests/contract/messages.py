@@ -14,8 +14,8 @@ import numpy as np
 
 from fedblend import keys
 from fedblend.core import Aggregate, Sender, Up
-from fedblend.simulation.io.serialize import arrived, pack, traveling, unpack
 from fedblend.simulation.sampling import cohorts
+from fedblend.simulation.serialize import arrived, pack, traveling, unpack
 
 
 class Outcome(NamedTuple):

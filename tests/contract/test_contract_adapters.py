@@ -14,7 +14,7 @@ from registry import CASES, formed
 import problems
 from fedblend import checkpoint, trees
 from fedblend.losses import cross_entropy
-from fedblend.simulation import lowering
+from fedblend.simulation import compile
 from runs import close, differ, new_run, outcome
 
 NOW = ("apfl",)
@@ -24,7 +24,7 @@ NOW = ("apfl",)
 @pytest.fixture(autouse=True)
 def _all_constants_are_arguments(monkeypatch):
     """Also those of a small base."""
-    monkeypatch.setattr(lowering, "LARGE", 1)
+    monkeypatch.setattr(compile, "LARGE", 1)
 
 
 def written_out():

@@ -12,7 +12,7 @@ import pytest
 from registry import CASES, others_later
 
 import fedblend as fb
-from fedblend.simulation.io.serialize import as_tree, named_leaves, unpack
+from fedblend.simulation.serialize import as_tree, named_leaves, unpack
 from fedblend.transforms.central_loss import on_rows
 from loopback import EXPERIMENT, LoopbackFederation
 from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run

@@ -10,7 +10,7 @@ import pytest
 from messages import run_by_messages
 from registry import CASES, others_later
 
-from fedblend.simulation.io.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
 from runs import SETTINGS, close, cohort_of, outcome, problem, same_bits, usual_run
 
 each_case = pytest.mark.parametrize("name", others_later(CASES))

@@ -8,7 +8,7 @@ import pytest
 from registry import CASES, RATE
 
 import fedblend as fb
-from fedblend.simulation.io import checkpoint
+from fedblend.simulation import checkpoint
 from runs import (
     CLIENTS,
     SETTINGS,

@@ -6,7 +6,7 @@ import pytest
 from registry import CASES, others_later
 
 import fedblend as fb
-from fedblend.simulation.io import checkpoint
+from fedblend.simulation import checkpoint
 from runs import new_run, outcome, same_bits, usual_run
 
 STATEFUL = ("scaffold", "local only", "finetune(scaffold)", "fedadam")

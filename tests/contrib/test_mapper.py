@@ -11,7 +11,7 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.data.datasets.synthetic import quadratic_loss
+from fedblend.data.datasets.built_in import quadratic_loss
 from fedblend.simulation.sampling import cohorts
 
 KEY, RATE = jax.random.key(2), 0.2

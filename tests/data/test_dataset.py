@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, Dataset, check, generator, require
-from fedblend.data.partition.partition import federate_dataset
-from fedblend.data.partition.partitioners import (
+from fedblend.data.partition import (
     Partition,
     by_key,
     classes_per_client,
     contiguous,
+    federate_dataset,
     iid,
 )
 from fedblend.data.variants import one_class_clients

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from fedblend.models.convolution import WAYS, convolution, tile_size
-from fedblend.models.feedforward import pool
+from fedblend.models.feedforward import group_normalize, norms, pool
 from fedblend.models.model import build
-from fedblend.models.residual import group_normalize, norms
 
 OTHERS = [way for way in WAYS if way != "direct"]
 

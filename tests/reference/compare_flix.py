@@ -22,7 +22,7 @@ import flix_transcription as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import compress, keys  # noqa: E402
-from fedblend.data.datasets.synthetic import quadratic_loss  # noqa: E402
+from fedblend.data.datasets.built_in import quadratic_loss  # noqa: E402
 
 ROUNDS, CLIENTS, DIM, L2 = 12, 7, 5, 0.1
 ALPHA = np.array([0.9, 0.3, 0.5, 1.0, 0.05, 0.7, 0.0])

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.report.figures import FORMATS, curves_figure, new_figure, plot_rows
-from fedblend.report.gain_bars import draw_gains
-from fedblend.report.looks import LOOKS
+from fedblend.report.figures import (
+    FORMATS,
+    LOOKS,
+    curves_figure,
+    draw_gains,
+    new_figure,
+    plot_rows,
+)
 from fedblend.report.measures import compared
 from fedblend.stats.gains import Evidence
 

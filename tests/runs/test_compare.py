@@ -16,7 +16,7 @@ from fedblend.runs.compare import compare
 from fedblend.runs.paired import ALONE
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from tiny_config import TINY
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")

@@ -15,7 +15,7 @@ from fedblend.config.config import load
 from fedblend.runs import run_folder
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

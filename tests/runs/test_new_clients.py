@@ -19,7 +19,7 @@ from fedblend.core import Down
 from fedblend.errors import RunError
 from fedblend.mixing import Blend, Neighbors
 from fedblend.registry import ALGORITHMS
-from fedblend.runs.new_clients import client_work
+from fedblend.runs.personalize import client_work
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend.simulation.personalize import personalize

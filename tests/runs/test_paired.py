@@ -22,7 +22,7 @@ from fedblend.runs.paired import (
 )
 from fedblend.runs.run_folder import Folder
 from fedblend.stats.gains import TAIL, Evidence
-from fedblend.stats.significance import holm, p_value
+from fedblend.stats.intervals import holm, p_value
 from tiny_config import TINY
 
 METRICS = {

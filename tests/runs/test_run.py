@@ -21,9 +21,8 @@ from fedblend.report.terminal import show
 from fedblend.runs import results, run_folder
 from fedblend.runs.run import Step, run_config, stages
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation import train_alone
-from fedblend.simulation.io import checkpoint
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation import checkpoint, train_alone
+from fedblend.simulation.serialize import unpack
 from fedblend.simulation.simulate import simulate
 
 LBFGS = {"solver": "lbfgs", "most": 3, "tolerance": 1e-6}

@@ -19,7 +19,7 @@ from fedblend.config.config import check, dump
 from fedblend.errors import RunError
 from fedblend.runs import results, run_folder
 from fedblend.runs.run import run_config
-from fedblend.simulation.io.serialize import StackWriter
+from fedblend.simulation.serialize import StackWriter
 from fedblend.simulation.simulate import simulate
 from tiny_config import TINY
 

@@ -18,7 +18,7 @@ from fedblend.runs.paired import contenders
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend.runs.side_by_side import NotTogether, run_together
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from tiny_config import TINY
 
 TOLERANCE: Any = {"rel": 2e-5, "abs": 2e-6}

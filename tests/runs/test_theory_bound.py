@@ -11,8 +11,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.report.page.run_files import read_run
-from fedblend.report.page.run_results import theory_curve
+from fedblend.report.page.run_results import read_run, theory_curve
 from fedblend.runs.certificates import promise
 from fedblend.runs.run import run_config
 from fedblend.trees import precision

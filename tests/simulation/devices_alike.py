@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.simulation.io import checkpoint
+from fedblend.simulation import checkpoint
 from fedblend.transforms.central_loss import on_rows
 
 CLIENTS, COHORT = 22, 19

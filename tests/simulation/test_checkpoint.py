@@ -14,8 +14,8 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.errors import CheckpointError
-from fedblend.simulation.io.checkpoint import read_about, restore, save
-from fedblend.simulation.io.serialize import pack, unpack, write_atomically
+from fedblend.simulation.checkpoint import read_about, restore, save
+from fedblend.simulation.serialize import pack, unpack, write_atomically
 
 on = problems.quadratics()
 

@@ -16,8 +16,8 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.federated import federate
-from fedblend.simulation import lowering
-from fedblend.simulation.lowering import RANKS, lower, split_batches
+from fedblend.simulation import compile
+from fedblend.simulation.compile import RANKS, lower, split_batches
 
 WEIGHT = jax.random.normal(jax.random.key(7), (160, 160))
 """100 KB: large."""
@@ -42,14 +42,14 @@ def test_a_constant_becomes_an_argument():
     jitted = jax.jit(jax.grad(lambda params: loss(params, rows).sum()))
     params = jnp.zeros(160)
     assert dense(jitted.lower(params).as_text())
-    program = lowering.lower(jitted.trace(params), (params,)).compile()
+    program = compile.lower(jitted.trace(params), (params,)).compile()
     assert [one is WEIGHT for one in program.constants[0]] == [True]
     np.testing.assert_array_equal(program(params), jitted(params))
 
 
 def test_a_function_without_large_constants_is_compiled_as_it_is():
     jitted = jax.jit(lambda x: x + jnp.ones(3))
-    program = lowering.lower(jitted.trace(jnp.ones(3)), (jnp.ones(3),)).compile()
+    program = compile.lower(jitted.trace(jnp.ones(3)), (jnp.ones(3),)).compile()
     assert not program.constants
     np.testing.assert_array_equal(program(jnp.ones(3)), 2 * np.ones(3))
 
@@ -58,7 +58,7 @@ def test_jit_gives_the_same_with_constants_as_arguments():
     def twice(factor, tree):
         return {"x": factor * tree["x"] @ WEIGHT, "n": tree["n"] + 1}
 
-    lifted = lowering.jit(twice, 1)
+    lifted = compile.jit(twice, 1)
     tree = {"x": jnp.ones((2, 160)), "n": 3}
     for rows in (2, 2, 5):
         tree["x"] = jnp.ones((rows, 160))
@@ -104,7 +104,7 @@ def test_no_program_of_a_run_holds_the_array(lowered):
 
 def test_the_bits_do_not_depend_on_it(monkeypatch):
     before = simulate().down.shared
-    monkeypatch.setattr(lowering, "LARGE", 2**40)
+    monkeypatch.setattr(compile, "LARGE", 2**40)
     np.testing.assert_array_equal(simulate().down.shared, before)
 
 

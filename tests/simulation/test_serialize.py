@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 from safetensors.numpy import load_file
 
 from fedblend.mixing import Blend
-from fedblend.simulation.io import serialize
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation import serialize
+from fedblend.simulation.serialize import (
     StackReader,
     StackWriter,
     WireError,

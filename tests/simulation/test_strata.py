@@ -9,7 +9,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.core import Needs
-from fedblend.simulation.io import checkpoint
+from fedblend.simulation import checkpoint
 from fedblend.simulation.sampling import (
     check,
     cohorts,

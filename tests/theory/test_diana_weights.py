@@ -13,7 +13,7 @@ import pytest
 
 from fedblend.theory import steps
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.lyapunov import factor_and_weight
+from fedblend.theory.steps import factor_and_weight
 from flix_by_hand import quadratic_case
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 
-from fedblend.theory import bounds, lyapunov, steps
+from fedblend.theory import bounds, steps
 from fedblend.theory.constants import Smoothness
 from fedblend_reproductions.flix import theory as paper
 from flix_by_hand import UNEQUAL, known_of, mixed
@@ -89,7 +89,7 @@ def test_error_feedback_contracts_as_promised_and_twice_the_step_diverges(delta,
     known = Smoothness(np.ones(1), np.array([1 / kappa]), True)
     step = steps.ef21(1.0, known, delta)
     assert step == steps.downlink(1.0, known, delta)
-    theta, _ = lyapunov.contraction(delta)
+    theta, _ = steps.contraction(delta)
 
     def worst(step):
         """Of (x, g) -> (x - step g, g + C(c x - g)); EF21-P has the same spectrum."""
@@ -108,7 +108,7 @@ def test_the_step_of_ef21_is_longer_than_in_the_paper(quadratic, delta):
     known = quadratic.smoothness
     parts, mu = known.smooth, known.convex.mean()
     smooth, spread = parts.mean(), math.sqrt((parts**2).mean())
-    theta, beta = lyapunov.contraction(delta)
+    theta, beta = steps.contraction(delta)
     theorem_1 = 1 / (smooth + spread * math.sqrt(beta / theta))
     theorem_2 = min(
         1 / (smooth + spread * math.sqrt(2 * beta / theta)), theta / (2 * mu)

@@ -19,7 +19,7 @@ import fedblend as fb
 import problems
 from fedblend import keys
 from fedblend.core import Aggregate, Up
-from fedblend.simulation.io.serialize import pack
+from fedblend.simulation.serialize import pack
 from fedblend.theory.blt import INDEPENDENT, Blt, inverse
 from fedblend.transforms import blt_noise
 from fedblend.transforms.blt_noise import add_blt_noise

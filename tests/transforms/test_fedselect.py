@@ -15,7 +15,7 @@ import fedblend as fb
 from fedblend import compress
 from fedblend.core import Down, Ragged, Sender
 from fedblend.data.federated import Shards
-from fedblend.simulation.io import serialize
+from fedblend.simulation import serialize
 from fedblend.transforms import _sparse_rows as sparse_rows
 from fedblend.transforms import entries_touched, fedselect
 from fedblend.transforms.central_loss import of_parameters

@@ -17,7 +17,7 @@ from scipy import stats
 
 import fedblend as fb
 import problems
-from fedblend.simulation.io.serialize import pack
+from fedblend.simulation.serialize import pack
 from fedblend.transforms import noise
 from fedblend.transforms.noise import GRAIN_BITS, NO_NAME, add_noise, add_tree_noise
 from fedblend.trees import precision

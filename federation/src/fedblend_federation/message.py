@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between the server and a node: one packed byte array with a checked header.
 
-A message is a tree of arrays in the layout of ``simulation.io.serialize``. Its metadata
+A message is a tree of arrays in the layout of ``simulation.serialize``. Its metadata
 hold the kind, the experiment, the round, the attempt, the client, the round whose state
 the client starts from, a digest of the request, and further fields as JSON. A checksum
 covers all of it. Nothing in a message names code.
@@ -39,7 +39,7 @@ import jax
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.serialize import (
     WireError,
     arrived,
     named_leaves,

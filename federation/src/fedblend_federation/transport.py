@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from fedblend.core import PyTree
-from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.serialize import WireError
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message, one_line
 

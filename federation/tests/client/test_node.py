@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from trials import COUNTS, Trial, apart, clock, forged
 
-from fedblend.simulation.io.serialize import pack
+from fedblend.simulation.serialize import pack
 from fedblend_federation import message as messages
 from fedblend_federation.client import state as states
 from fedblend_federation.message import Message

@@ -18,7 +18,7 @@ from configured import (
 
 from fedblend.cli import main
 from fedblend.errors import RunError
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation.flower import processes
 from fedblend_federation.ops import experiments
 from fedblend_federation.server.run import STOPPED, run_server

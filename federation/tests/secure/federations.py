@@ -17,7 +17,7 @@ import problems
 from fedblend import compress
 from fedblend.core import Sender
 from fedblend.simulation.communication import sizes_of
-from fedblend.simulation.io.serialize import named_leaves
+from fedblend.simulation.serialize import named_leaves
 from fedblend_federation import message as messages
 from fedblend_federation.client.executor import Executor
 from fedblend_federation.client.node import Node

@@ -18,7 +18,7 @@ from trials import apart, clock, forged
 import fedblend as fb
 from fedblend import compress
 from fedblend.errors import ConfigError
-from fedblend.simulation.io.serialize import pack, pack_named, unpack
+from fedblend.simulation.serialize import pack, pack_named, unpack
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message
 from fedblend_federation.secure.flatten import as_vector

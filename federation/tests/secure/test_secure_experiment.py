@@ -26,7 +26,7 @@ import fedblend as fb
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import ConfigError, RunError
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend.trees import leaves_by_path
 from fedblend_federation.client.node import node_of
 from fedblend_federation.ops import credentials

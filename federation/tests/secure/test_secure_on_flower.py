@@ -24,7 +24,7 @@ from trials import Clock
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation import transport as transports
 from fedblend_federation.client.node import answering_at
 from fedblend_federation.flower import processes

@@ -14,7 +14,7 @@ from test_secure_experiment import nodes, secure
 from trials import apart, clock, forged
 
 from fedblend.errors import RunError
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend_federation import message as messages
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.secure.flatten import as_vector

@@ -25,7 +25,7 @@ from fedblend.config.config import check
 from fedblend.config.tables.privacy import report
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
-from fedblend.simulation.io.serialize import unpack
+from fedblend.simulation.serialize import unpack
 from fedblend.theory.privacy import spent
 from fedblend_federation import message as messages
 from fedblend_federation.server.run import run_server

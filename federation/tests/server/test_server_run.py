@@ -27,7 +27,7 @@ from fedblend.config.config import check
 from fedblend.errors import RunError
 from fedblend.runs import results
 from fedblend.runs.run import run_config
-from fedblend.simulation.io.serialize import as_tree, unpack
+from fedblend.simulation.serialize import as_tree, unpack
 from fedblend.trees import precision
 from fedblend_federation import message as messages
 from fedblend_federation.client import state as states

@@ -10,8 +10,7 @@ import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import load
-from fedblend.data.partition.partition import federate_dataset
-from fedblend.data.partition.partitioners import by_key
+from fedblend.data.partition import by_key, federate_dataset
 from fedblend.data.tokenizer import train_tokenizer
 from fedblend.errors import UserError
 from fedblend_reproductions.datasets.characters import CHARACTERS, PADDING, windows

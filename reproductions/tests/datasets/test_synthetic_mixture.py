@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import generator
-from fedblend.data.partition.partitioners import by_key
+from fedblend.data.partition import by_key
 from fedblend.errors import UserError
 from fedblend_reproductions.datasets import synthetic_mixture
 

@@ -12,7 +12,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.dataset import generator
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend_reproductions.flix.sine_runs import (
     QUICK,
     RANGES,

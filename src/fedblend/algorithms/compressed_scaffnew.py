@@ -42,7 +42,7 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.scaffnew import Coin
 from fedblend.checks import COUNT, POSITIVE, Count, Number
-from fedblend.compress import common_mask
+from fedblend.compress import sparse
 from fedblend.compress.compressor import decode, encode
 from fedblend.compress.sparse import dealt
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up, Wire
@@ -100,15 +100,15 @@ def compressed_scaffnew(
 
     def sent(seed, tree, shard, key):
         """What a client sends of a tree, whose entries it multiplies by n/s."""
-        return encode(masked(seed), tree, key, shard, common_mask.NAME)
+        return encode(masked(seed), tree, key, shard, sparse.NAME)
 
     def received(seed, encoded, sender):
-        return decode(masked(seed), encoded, None, common_mask.NAME, sender.id)
+        return decode(masked(seed), encoded, None, sparse.NAME, sender.id)
 
     def tossed(key) -> Sent:
         own = keys.named(key, "scaffnew")
         local = jax.random.geometric(own, p, dtype=jnp.int32)
-        return Sent(local, common_mask.seed_of(key))
+        return Sent(local, sparse.seed_of(key))
 
     def enroll(params, shard, key):
         zeros, seed = trees.zeros_like(params), jnp.zeros(2, jnp.uint32)

@@ -67,7 +67,7 @@ from fedblend.checks import (
     optional,
     words,
 )
-from fedblend.compress import common_mask
+from fedblend.compress import sparse
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up, Wire
 from fedblend.errors import UserError
@@ -184,7 +184,7 @@ def locodl(
 
     def at(seed):
         """The compressor of a round, whose mask may be that of a seed."""
-        return common_mask.at(compressor, seed) if one else compressor
+        return sparse.at(compressor, seed) if one else compressor
 
     def drifted(y, v, local, rows, key):
         """The model yhat, after so many steps on g from y."""
@@ -212,9 +212,9 @@ def locodl(
 
     def received(down, client):
         """The shared model y, also from the entries that changed."""
-        if not isinstance(down.shared, common_mask.Told):
+        if not isinstance(down.shared, sparse.Told):
             return down.shared
-        return common_mask.received(compressor, down.shared, client.target, client.seed)
+        return sparse.received(compressor, down.shared, client.target, client.seed)
 
     def settled(y, client):
         """The models x_i, u_i and v after the communication of which y tells."""
@@ -255,20 +255,20 @@ def locodl(
         target = drifted(down.shared, server.dual, local, rows, steps)
         sent = Sent(local, () if alone else target)
         if one:
-            sent = sent._replace(seed=common_mask.seed_of(key), past=past)
+            sent = sent._replace(seed=sparse.seed_of(key), past=past)
         return down._replace(extra={"locodl": sent}), server._replace(target=target)
 
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
         server = LocodlServer(trees.zeros_like(params), params, none)
-        past = common_mask.unchanged(params)
+        past = sparse.unchanged(params)
         return begun(Down(params, none), server, past, central, key)
 
     def server(aggregate, down, server, central, key):
         sent, d = down.extra["locodl"], trees.scale(0.5, aggregate.mean.delta)
         rho, eta, _ = scales(d)
         change, dual = trees.scale(rho, d), trees.add(server.dual, trees.scale(eta, d))
-        past = common_mask.changed(change, sent.seed) if one else ()
+        past = sparse.changed(change, sent.seed) if one else ()
         down = down._replace(shared=trees.add(server.target, change))
         after = LocodlServer(dual, server.target, server.local + sent.local)
         return begun(down, after, past, central, key)
@@ -277,7 +277,7 @@ def locodl(
         if not one:
             return down
         sent = down.extra["locodl"]
-        shared = common_mask.told(compressor, down.shared, sent.past)
+        shared = sparse.told(compressor, down.shared, sent.past)
         return down._replace(shared=shared, extra={"locodl": sent._replace(past=())})
 
     made = Algorithm(

@@ -21,12 +21,9 @@ import typer
 
 from fedblend import __version__, cpu_devices
 from fedblend.cli import (
-    advise,
     auto,
     compare,
     data,
-    demo,
-    export,
     init,
     list_,
     personalize,
@@ -35,9 +32,6 @@ from fedblend.cli import (
     predict,
     report,
     run,
-    show,
-    sweep,
-    track,
     tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
@@ -54,21 +48,21 @@ app = typer.Typer(
 app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
-app.command("sweep")(sweep.sweep)
-app.command("export")(export.export)
+app.command("sweep")(compare.sweep)
+app.command("export")(predict.export)
 app.command("predict")(predict.predict)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
-app.command("advise")(advise.advise)
+app.command("advise")(tune.advise)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
-app.command("show")(show.show)
-app.command("track")(track.track)
+app.command("show")(report.show)
+app.command("track")(run.track)
 app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 plugins.add_to(app)
-app.command("demo")(demo.demo)
+app.command("demo")(auto.demo)
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """click's error for a command line it cannot parse; typer has its own copy."""

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend auto``: from a table to what to deploy, without a configuration."""
+"""``fedblend auto`` and ``fedblend demo``: from a table to what to deploy."""
 
 import shlex
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
+from fedblend.cli.data import HEART
 from fedblend.cli.screen import option
 
 if TYPE_CHECKING:
@@ -98,3 +99,17 @@ def _print(found: "AutoResult", place: Path) -> None:
 
 def _number(value: Any, style: str) -> str:
     return "-" if value == "" else style.format(value)
+
+
+def demo(
+    out: Annotated[Path, option("Folder of the results.")] = Path("runs/heart"),
+) -> None:
+    """Compare methods on heart patients of four hospitals, and say what to deploy.
+
+    It is fedblend auto on the table that fedblend data example writes.
+
+    [bold]Example[/bold]
+
+    fedblend demo --out runs/heart
+    """
+    auto(HEART, client="center", target="disease", out=out)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend run``: a configuration, from file to results."""
+"""``fedblend run`` and ``fedblend track``: a configuration, from file to results."""
 
 import contextlib
 import re
@@ -14,7 +14,14 @@ import typer
 from fedblend.cli import processes as several
 from fedblend.cli import screen
 from fedblend.cli.report import REPORT
-from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
+from fedblend.cli.screen import (
+    ConfigFile,
+    Format,
+    Imports,
+    OutputFormat,
+    Settings,
+    option,
+)
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
@@ -287,3 +294,32 @@ def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
             bar.update(tasks[step.stage], completed=step.round, total=step.rounds)
 
         yield report
+
+
+def track(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    to: Annotated[
+        list[str],
+        option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
+    ],
+    imports: Imports = False,
+) -> None:
+    """Write the records of a run for a tracker; fedblend run --track does it live.
+
+    Files are in RUN/NAME. Tracked again, a run has no point twice.
+
+    [bold]Examples[/bold]
+
+    fedblend track runs/first --to tensorboard
+
+    fedblend track runs/first --to mlflow --to wandb
+    """
+    from fedblend.errors import RunError
+    from fedblend.runs.run_folder import Folder, read_config
+
+    place = Folder(folder)
+    config = read_config(place, imports=imports)
+    if not place.metrics.is_file():
+        raise RunError(f"{folder}: this run has no results yet; --resume continues it")
+    with screen.interruptible(), tracked(folder, config, to) as note_rows:
+        note_rows()

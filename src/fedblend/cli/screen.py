@@ -161,6 +161,6 @@ def run_again(file: Path, settings: list[str] | None) -> list[str]:
 
 def compile_cache() -> None:
     """Store what JAX compiles in the user's cache, for the next run."""
-    from fedblend.simulation import lowering
+    from fedblend.simulation import compile
 
-    lowering.compile_cache()
+    compile.compile_cache()

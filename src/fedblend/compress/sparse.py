@@ -1,6 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors that send some entries of a vector: identity, rand-k, top-k, perm-k."""
+"""Compressors that send some entries of a vector: identity, rand-k, top-k, perm-k.
+
+One mask for all clients of a round, so that their mean is as sparse as each of them.
+
+The server sends a seed with every message, from which all clients draw the same
+entries. What changes by the mean of their answers then changes at these entries alone,
+and the server sends the entries of the change instead of the model. Only the first
+message, and what a new client deploys, have the whole model.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
@@ -9,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend import keys, trees
 from fedblend.batches import per_client
 from fedblend.checks import COUNT, Count, by_client, gate, words
-from fedblend.compress.compressor import Compressor, pack, unpack, width_of
+from fedblend.compress.compressor import Compressor, Encoded, pack, unpack, width_of
 from fedblend.core import Key, PyTree, Ragged, Shard
 from fedblend.errors import UserError
 
@@ -240,3 +249,75 @@ def _scatter(values: Any, index: jax.Array, dim: int) -> jax.Array:
     """Zeros but for the values; places beyond a client's own k have value zero."""
     values = values.buffer if isinstance(values, Ragged) else values
     return jnp.zeros(dim, values.dtype).at[index].add(values, mode="drop")
+
+
+NAME = "one mask"
+"""Of the random keys, and of the part of a message that has the seed."""
+
+
+class MaskedChange(NamedTuple):
+    """How the shared model came about: its change, the seed of the entries, if any."""
+
+    change: PyTree
+    seed: jax.Array
+    first: jax.Array
+
+
+class Told(NamedTuple):
+    """The shared model as a client receives it: entries, or all of it at first."""
+
+    entries: Encoded
+    whole: Ragged
+
+
+def seed_of(key: Key) -> jax.Array:
+    """The seed of a round's mask."""
+    return jax.random.key_data(keys.named(key, NAME))
+
+
+def at(compressor: Compressor, seed: jax.Array) -> Compressor:
+    """The compressor with the places of this seed, which are not sent."""
+    common = jax.random.wrap_key_data(seed)
+    return compressor._replace(
+        compress=lambda vector, key, shard: (
+            compressor.compress(vector, common, shard).values
+        ),
+        decompress=lambda values, dim, key, client: compressor.decompress(
+            Entries(values, ()), dim, common, None
+        ),
+    )
+
+
+def unchanged(shared: PyTree) -> MaskedChange:
+    """That of the first message."""
+    seed, first = jnp.zeros(2, jnp.uint32), jnp.ones((), bool)
+    return MaskedChange(trees.zeros_like(shared), seed, first)
+
+
+def changed(change: PyTree, seed: jax.Array) -> MaskedChange:
+    """That of a later message."""
+    return MaskedChange(change, seed, jnp.zeros((), bool))
+
+
+def told(compressor: Compressor, shared: PyTree, past: MaskedChange) -> Told:
+    """The message: the entries of the change, which has no others; all at first."""
+    vector, layout = trees.ravel(past.change)
+    own, omega = at(compressor, past.seed), compressor.omega
+    assert omega is not None
+    # The compressor multiplies what it keeps by 1 + omega.
+    common = jax.random.wrap_key_data(past.seed)
+    values = own.compress(vector / (1 + omega(layout.size)), common, None)
+    used = jnp.where(past.first, layout.size, 0).astype(jnp.int32)
+    whole = jnp.where(past.first, trees.ravel(shared)[0], 0)
+    return Told(Encoded(values, layout), Ragged(whole, used))
+
+
+def received(
+    compressor: Compressor, message: Told, before: PyTree, seed: jax.Array
+) -> PyTree:
+    """The shared model, by a client that knows what it was before the change."""
+    entries, layout = message.entries, message.entries.layout
+    change = at(compressor, seed).decompress(entries.payload, layout.size, None, None)
+    after = trees.add(before, trees.unravel(change, layout))
+    whole = trees.unravel(message.whole.buffer, layout)
+    return trees.select(message.whole.used > 0, whole, after)

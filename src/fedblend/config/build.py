@@ -21,15 +21,7 @@ from fedblend.checks import below
 from fedblend.config import theory_rates
 from fedblend.config.config import Config
 from fedblend.config.table import NO_VALUES, Values, check_lists, values_inside
-from fedblend.config.tables import (
-    attack,
-    central,
-    compress,
-    data,
-    populations,
-    privacy,
-    select,
-)
+from fedblend.config.tables import attack, central, compress, data, privacy, select
 from fedblend.config.tables.measure import measures_of
 from fedblend.config.tables.model import (
     loss_name,
@@ -38,6 +30,7 @@ from fedblend.config.tables.model import (
     name_parts,
     smoothness,
 )
+from fedblend.config.tables.run import strata
 from fedblend.config.theory_rates import (
     asks_for_constants,
     choose_steps,
@@ -160,7 +153,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     )
     federated_data = federations[0]
     clients = federated_data.clients
-    drawn = populations.strata(config.populations, federated_data) or config.run.cohort
+    drawn = strata(config.populations, federated_data) or config.run.cohort
     method_with = partial(
         method, config, task, clients, complete_strata(drawn, clients)[1]
     )

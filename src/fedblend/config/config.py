@@ -36,9 +36,8 @@ from fedblend.config.tables.central import Central
 from fedblend.config.tables.compress import Compress
 from fedblend.config.tables.federation import Federation, check_secure
 from fedblend.config.tables.measure import Measure
-from fedblend.config.tables.populations import Populations
 from fedblend.config.tables.privacy import Privacy, Protect
-from fedblend.config.tables.run import RunTable
+from fedblend.config.tables.run import Populations, RunTable
 from fedblend.config.tables.select import Select
 from fedblend.errors import ConfigError, SettingError
 from fedblend.registry import ALGORITHMS

@@ -48,7 +48,7 @@ from fedblend.errors import UserError
 from fedblend.local import Work, descend, planned, resolve
 from fedblend.losses import gradient, objective
 from fedblend.mixing import Apply
-from fedblend.models.feature_shift import Shifted
+from fedblend.models.derived import Shifted
 from fedblend.registry import STEP_BY_STEP, algorithm
 
 SHIFT = ("shift",)

@@ -38,7 +38,7 @@ from fedblend.batches import everything
 from fedblend.core import Algorithm, Loss, Needs, Up, Wire, from_params
 from fedblend.local import Work, local_update
 from fedblend.losses import gradient, objective
-from fedblend.models.ensemble import models_only, of_one, require_ensemble, weighted
+from fedblend.models.derived import models_only, of_one, require_ensemble, weighted
 from fedblend.registry import SOLVES, algorithm
 
 

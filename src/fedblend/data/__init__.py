@@ -5,7 +5,7 @@
 from fedblend.data.dataset import DataError as DataError
 from fedblend.data.dataset import Dataset as Dataset
 from fedblend.data.description import describe as describe
-from fedblend.data.partition.partition import federate_dataset as federate_dataset
+from fedblend.data.partition import federate_dataset as federate_dataset
 from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessing
 from fedblend.data.readers.read import read as read
 from fedblend.data.shards import open_shards as open_shards

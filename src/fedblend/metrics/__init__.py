@@ -22,13 +22,13 @@ from fedblend.metrics.metric import Metric as Metric
 from fedblend.metrics.metric import Spread as Spread
 from fedblend.metrics.metric import evaluate as evaluate
 from fedblend.metrics.metric import over_clients as over_clients
-from fedblend.metrics.ranking import auc as auc
-from fedblend.metrics.ranking import average_precision as average_precision
 from fedblend.metrics.registry import METRICS as METRICS
 from fedblend.metrics.registry import as_metrics as as_metrics
 from fedblend.metrics.registry import build as build
 from fedblend.metrics.registry import standard as standard
 from fedblend.metrics.rows import accuracy as accuracy
+from fedblend.metrics.rows import auc as auc
+from fedblend.metrics.rows import average_precision as average_precision
 from fedblend.metrics.rows import balanced_accuracy as balanced_accuracy
 from fedblend.metrics.rows import brier_score as brier_score
 from fedblend.metrics.rows import calibration_error as calibration_error

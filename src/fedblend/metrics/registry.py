@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fedblend.checks import words
 from fedblend.core import Loss
 from fedblend.errors import UserError
-from fedblend.metrics import ranking, rows
+from fedblend.metrics import rows
 from fedblend.metrics.metric import Measure, Metric
 from fedblend.mixing import Apply
 
@@ -43,8 +43,8 @@ METRICS: Mapping[str, MetricEntry] = MappingProxyType(
         ),
         "accuracy": MetricEntry(rows.accuracy, (*_LABELS, "sequence")),
         "balanced_accuracy": MetricEntry(rows.balanced_accuracy, _LABELS),
-        "auc": MetricEntry(ranking.auc, _LABELS),
-        "average_precision": MetricEntry(ranking.average_precision, _LABELS),
+        "auc": MetricEntry(rows.auc, _LABELS),
+        "average_precision": MetricEntry(rows.average_precision, _LABELS),
         "log_loss": MetricEntry(rows.log_loss, _LABELS),
         "brier": MetricEntry(rows.brier_score, _LABELS),
         "calibration_error": MetricEntry(rows.calibration_error, _LABELS),

@@ -3,17 +3,20 @@
 """Models: plain JAX ones, by name or by builder, and those of other frameworks."""
 
 from fedblend.models.char_rnn import char_rnn as char_rnn
+from fedblend.models.derived import Ensemble as Ensemble
+from fedblend.models.derived import Shifted as Shifted
+from fedblend.models.derived import ensemble as ensemble
+from fedblend.models.derived import neighbors as neighbors
+from fedblend.models.derived import shifted as shifted
+from fedblend.models.derived import with_products as with_products
 from fedblend.models.dual_encoder import dual_encoder as dual_encoder
 from fedblend.models.dual_encoder import dual_encoder_loss as dual_encoder_loss
 from fedblend.models.dual_encoder import spreadout as spreadout
-from fedblend.models.ensemble import Ensemble as Ensemble
-from fedblend.models.ensemble import ensemble as ensemble
-from fedblend.models.feature_shift import Shifted as Shifted
-from fedblend.models.feature_shift import shifted as shifted
 from fedblend.models.feedforward import cnn as cnn
 from fedblend.models.feedforward import large_cnn as large_cnn
 from fedblend.models.feedforward import logistic as logistic
 from fedblend.models.feedforward import mlp as mlp
+from fedblend.models.feedforward import resnet18 as resnet18
 from fedblend.models.feedforward import softmax as softmax
 from fedblend.models.interop.frameworks import SWITCHES as SWITCHES
 from fedblend.models.interop.frameworks import from_equinox as from_equinox
@@ -23,14 +26,11 @@ from fedblend.models.interop.frameworks import model_from as model_from
 from fedblend.models.interop.torch_module import from_torch as from_torch
 from fedblend.models.interop.torch_module import state_dict as state_dict
 from fedblend.models.interop.torch_module import to_torch as to_torch
-from fedblend.models.matmul_precision import with_products as with_products
 from fedblend.models.model import MODELS as MODELS
 from fedblend.models.model import Model as Model
 from fedblend.models.model import ModelInfo as ModelInfo
 from fedblend.models.model import build as build
-from fedblend.models.neighbors import neighbors as neighbors
 from fedblend.models.parts import find_part as find_part
-from fedblend.models.residual import resnet18 as resnet18
 from fedblend.models.transformer import text_classifier as text_classifier
 from fedblend.models.transformer import transformer as transformer
 from fedblend.models.transformer_layers import Prefixed as Prefixed

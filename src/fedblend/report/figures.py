@@ -4,6 +4,10 @@
 
 matplotlib is imported when a figure is drawn, and only its object-oriented part:
 no window, no global state.
+
+How models and methods look in figures: colors, dashes, markers and names.
+
+Colors are Okabe and Ito's, which readers with any color vision can tell apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,19 +22,109 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.metrics.registry import entry
 from fedblend.report import measures
-from fedblend.report.gain_bars import draw_gains, draw_gains_by_rows
-from fedblend.report.looks import (
-    COLORS,
-    DASHES,
-    LABELS,
-    LOOKS,
-    MARKERS,
-    Alone,
-    label,
-)
 from fedblend.report.measures import Clients, Curve, ModelScores, Row
 from fedblend.simulation.result import Results
-from fedblend.stats.gains import Evidence
+from fedblend.stats.gains import Evidence, Gain, gain_summary
+
+COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
+HARM, UNSURE = "#D55E00", "#B0B0B0"
+LOOKS: Any = {
+    "shared": {"color": COLORS["shared"], "ls": "-", "marker": "o"},
+    "local": {"color": COLORS["local"], "ls": (0, (5, 2))},
+    "personal": {"color": COLORS["personal"], "ls": (0, (4, 1, 1, 1)), "marker": "^"},
+}
+"""Models differ in dashes and markers too, for readers and printers without colors."""
+MARKERS, DASHES = "osD^vX", ("-", (0, (5, 2)), (0, (4, 1, 1, 1)), (0, (1, 1)))
+"""Those of the values of a sweep."""
+LABELS = {
+    "shared": "the shared model",
+    "local": "training alone",
+    "personal": "the personal model",
+}
+
+Alone = dict[str, Any] | None
+"""``Run.alone``: how long the clients trained alone that a run is compared with."""
+
+
+def label(model: str, alone: Alone) -> str:
+    """The name of a model; of training alone with its rounds."""
+    rounds = measures.rounds_alone(alone) if model == "local" else ""
+    return LABELS[model] + (f" ({rounds})" if rounds else "")
+
+
+MOST_NAMES, LONGEST_NAME = 30, 18
+"""Clients whose names fit under bars, and characters of a name."""
+
+
+def draw_gains(
+    axes: Any,
+    found: ModelScores,
+    alone: Alone,
+    names: Sequence[str] = (),
+) -> None:
+    """A bar with its interval for each client, colored where it excludes zero."""
+    gain = found.gain
+    order = np.argsort(gain.value, kind="stable")
+    order = order[~np.isnan(gain.value[order])]
+    across = np.arange(len(order))
+    axes.bar(across, gain.value[order], width=0.9, color=_colors(gain)[order])
+    _draw_intervals(axes, across, gain, order)
+    axes.grid(axis="x", visible=False)
+    title = measures.in_short(gain_summary(gain), found.reference)
+    if found.seeds > 1:
+        title += f"; mean of {found.seeds} seeds"
+    axes.set_title(title)
+    other = label(found.reference, alone)
+    axes.set_ylabel(f"{found.split} {found.metric},\ngain over {other}")
+    fits = bool(names) and len(order) <= MOST_NAMES
+    shown = [_shortened(names[int(place)]) for place in order] if fits else []
+    axes.set_xticks(across[: len(shown)], shown, rotation=45, ha="right", fontsize=7)
+    who = "clients" if fits else f"{len(order)} clients, named in clients.csv"
+    axes.set_xlabel(
+        f"{who}, sorted by gain\nlines: 95 % intervals; gray: either way", fontsize=8
+    )
+
+
+def _shortened(name: str) -> str:
+    """A name that fits under a bar."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def draw_gains_by_rows(
+    axes: Any, found: ModelScores, clients: Clients, alone: Alone
+) -> None:
+    """The gains against the clients' training rows."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    gain = found.gain
+    known = np.flatnonzero(np.isfinite(gain.value))
+    across = np.asarray(clients.train, float)[known]
+    axes.scatter(across, gain.value[known], c=_colors(gain)[known], s=14, zorder=3)
+    _draw_intervals(axes, across, gain, known)
+    axes.set_xlabel("training rows of the client")
+    axes.set_ylabel(f"gain over {label(found.reference, alone)}")
+    if known.size:  # an empty axis has no logarithm
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _colors(gain: Gain) -> np.ndarray:
+    """The color of each client: harmed, helped, or neither for sure."""
+    sure = np.where(gain.helped, COLORS["personal"], UNSURE)
+    return np.where(gain.harmed, HARM, sure)
+
+
+def _draw_intervals(
+    axes: Any, across: np.ndarray, gain: Gain, order: np.ndarray
+) -> None:
+    """The line of no gain, and a thin line over each interval that has two ends."""
+    low, high = gain.low[order], gain.high[order]
+    ends = np.isfinite(low) & np.isfinite(high)
+    axes.vlines(across[ends], low[ends], high[ends], color="#606060", linewidth=0.7)
+    axes.axhline(0, color="#404040", linewidth=0.8)
+
 
 MARKED = 8
 """Markers on a line, about."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.errors import InputError
 from fedblend.metrics import main_first
 from fedblend.simulation.result import Results
 from fedblend.stats.gains import Evidence, Gain, GainSummary, gain_summary
@@ -336,3 +337,37 @@ def summary_from(plain: dict[str, Any]) -> GainSummary | None:
     return GainSummary(
         **{name: nan if of is None else of for name, of in plain.items()}
     )
+
+
+FIRST = ("seed", "round", "rounds", "seconds", "received", "dropped", "rejected")
+"""The columns that all lines of a record share, besides the bits."""
+
+
+def tidy(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A line for each row, split, model and metric; all numbers of the row in each.
+
+    A row without measures is one line.
+
+    Args:
+        rows: as of ``measures.rows_of``.
+    """
+    lines = []
+    for row in rows:
+        start = {name: row[name] for name in (*FIRST, "bits_up", "bits_down")}
+        measured = [
+            {"split": split, "model": model, "metric": metric, **spread}
+            for split, models in row["measures"].items()
+            for model, metrics in models.items()
+            for metric, spread in metrics.items()
+        ]
+        lines += [start | one for one in measured or [{}]]
+    return lines
+
+
+def frame(rows: Sequence[Row]) -> Any:
+    """The lines of ``tidy`` as a pandas frame."""
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise InputError("frame: needs pandas: pip install pandas") from None
+    return pandas.DataFrame(tidy(rows))

@@ -36,7 +36,7 @@ from fedblend.runs.paired import (
     pair_differences,
 )
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.io.serialize import write_atomically
+from fedblend.simulation.serialize import write_atomically
 
 MOST_PAIRS = 20
 """Of so many methods all pairs are pair_differences, of more each with the first."""

@@ -24,7 +24,7 @@ from fedblend.runs import per_row_scores, run_folder
 from fedblend.runs.per_row_scores import SavedScores
 from fedblend.runs.run_folder import Folder
 from fedblend.stats.gains import Evidence, Gain, gain_summary
-from fedblend.stats.significance import LEVEL, holm, p_value
+from fedblend.stats.intervals import LEVEL, holm, p_value
 
 ALONE = "training alone"
 """The name of the models that clients train alone, where all runs have the same."""

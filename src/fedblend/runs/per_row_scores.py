@@ -18,7 +18,7 @@ from fedblend.core import Batch, PyTree
 from fedblend.errors import RunError
 from fedblend.metrics import Metric
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.serialize import (
     WireError,
     pack_named,
     unpack,

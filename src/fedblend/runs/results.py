@@ -24,7 +24,7 @@ from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.runs import per_row_scores, run_folder
 from fedblend.runs.certificates import run_certificates
-from fedblend.runs.new_clients import new_clients
+from fedblend.runs.personalize import new_clients
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results, still_improving

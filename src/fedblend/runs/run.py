@@ -29,8 +29,7 @@ from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.metrics import main_first
 from fedblend.runs import certificates, results, run_folder
 from fedblend.runs.run_folder import Folder, seeds_of
-from fedblend.simulation import train_alone
-from fedblend.simulation.io import checkpoint
+from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.simulation.stores.client_store import as_storage

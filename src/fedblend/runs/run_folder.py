@@ -49,7 +49,8 @@ from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import ConfigError, RunError
 from fedblend.mixing import shapes_of
 from fedblend.report.measures import rows_of
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.result import Results
+from fedblend.simulation.serialize import (
     StackReader,
     StackWriter,
     WireError,
@@ -58,7 +59,6 @@ from fedblend.simulation.io.serialize import (
     unpack,
     write_atomically,
 )
-from fedblend.simulation.result import Results
 
 if TYPE_CHECKING:
     from fedblend.simulation.personalize import NewClients

@@ -17,7 +17,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import RunError, hint
 from fedblend.mixing import Apply
-from fedblend.report.records import frame
+from fedblend.report.measures import frame
 from fedblend.runs import run_folder
 from fedblend.runs.export.portable import Portable
 from fedblend.runs.predict import (
@@ -27,7 +27,7 @@ from fedblend.runs.predict import (
     table_of,
 )
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.io.serialize import StackReader
+from fedblend.simulation.serialize import StackReader
 
 
 def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":

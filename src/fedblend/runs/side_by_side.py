@@ -23,7 +23,7 @@ from fedblend.metrics import main_first
 from fedblend.runs import certificates, results, run_folder
 from fedblend.runs.run import TABLES, Step, advance, open_folder, stages, work_alone
 from fedblend.runs.run_folder import Folder, seeds_of
-from fedblend.simulation.io import checkpoint
+from fedblend.simulation import checkpoint
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up
 from fedblend.trees import precision

@@ -37,7 +37,7 @@ from fedblend import losses, models, trees
 from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
-from fedblend.data.partition.partitioners import by_key
+from fedblend.data.partition import by_key
 from fedblend.data.preprocess.preprocessing import fit
 from fedblend.data.preprocess.schema import Columns, schema_of
 from fedblend.data.readers.tables import complete_numbers, read_table

@@ -34,7 +34,7 @@ from fedblend.checks import Number
 from fedblend.core import Algorithm, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.metrics import Metric
-from fedblend.simulation import lowering
+from fedblend.simulation import compile
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.simulation.train_alone import (
@@ -225,7 +225,7 @@ def row_metrics(models: Iterable[PyTree], shards: Shards, metric: Metric) -> Cos
     ]
 
 
-@partial(lowering.jit, static=1)
+@partial(compile.jit, static=1)
 def _rows(metric: Metric, model: PyTree, shard: Shard) -> jax.Array:
     assert metric.with_rows is not None  # it decides
     return metric.with_rows(model, everything(shard))[1]

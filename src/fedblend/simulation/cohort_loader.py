@@ -20,9 +20,8 @@ from fedblend import trees
 from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.simulation.aggregators import RunningSum, empty, with_middle
-from fedblend.simulation.devices import Cut
+from fedblend.simulation.devices import Cut, bytes_of
 from fedblend.simulation.engine import Engine
-from fedblend.simulation.host import bytes_of
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import NOBODY, Weights
 from fedblend.simulation.stores.client_store import Storage, Store, open_store

@@ -4,23 +4,258 @@
 
 A function is computed on one device unless it is spread. Arrays outside of spread
 functions, but for the states of a block, lie on the first device of this process.
+
+What is changed in a program before XLA compiles it, and where programs are kept.
+
+Large arrays become arguments. A loss refers to more than its arguments: to the frozen
+base of a model with adapters, for instance. JAX writes such arrays into the program as
+constants, where XLA copies, folds and hashes them: seconds, and several times their
+memory, for each program. As arguments, all programs share the one array. What a
+function that is wrapped in ``jax.jit`` itself refers to stays a constant.
+
+On a CPU, large batches of decompositions become loops over small ones. jaxlib hands a
+large batch of matrices to XLA's threads in parts, and the thread that does so waits for
+them. XLA runs independent operations, and those of all devices, in the same threads:
+as soon as every thread waits for parts, no thread is left to compute one, and the
+program stands still for ever. A small batch is decomposed by the thread that asks for
+it. Each matrix is still decomposed by itself: results keep their bits.
 """
 
+import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial, wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import Mesh
 
 from fedblend.core import Key, PyTree
 from fedblend.errors import UserError
 from fedblend.simulation import devices
-from fedblend.simulation.host import Worker
-from fedblend.simulation.lowering import lower
+from fedblend.simulation.devices import Worker
 from fedblend.simulation.rounds import Settings
+
+LARGE = 2**16
+"""Bytes from which on a constant becomes an argument."""
+
+
+class Compiled(NamedTuple):
+    """A compiled function, and what it is given before its arguments."""
+
+    compiled: Any
+    constants: tuple[tuple[jax.Array, ...], ...] = ()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function returns."""
+        return self.compiled(*self.constants, *arguments)
+
+
+class Lowered(NamedTuple):
+    """A function to be compiled, in any thread."""
+
+    lowered: Any
+    constants: tuple[tuple[jax.Array, ...], ...] = ()
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+        """Compile it with these options of XLA."""
+        compiled = self.lowered.compile(compiler_options=compiler_options)
+        return Compiled(compiled, self.constants)
+
+
+def lower(
+    traced: Any,
+    arguments: Sequence[Any],
+    place: Callable[[jax.Array], jax.Array] = lambda constant: constant,
+    **jit_options: Any,
+) -> Lowered:
+    """A function with its large constants as arguments.
+
+    Args:
+        traced: of ``jax.jit(function, ...).trace(*arguments)``.
+        arguments: those that are not static; shapes will do.
+        place: brings a constant to the devices of the program.
+        jit_options: those that the function was traced with; ``donate_argnums`` are
+            places in ``arguments``.
+    """
+    function, constants = _lift(traced)
+    if function is None:
+        return Lowered(traced.lower())
+    donated = tuple(1 + one for one in jit_options.pop("donate_argnums", ()))
+    jitted = jax.jit(function, donate_argnums=donated, **jit_options)
+    given = (tuple(map(place, constants)),)
+    return Lowered(jitted.lower(*given, *arguments), given)
+
+
+def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
+    """``jax.jit`` with large constants as arguments.
+
+    Args:
+        function: of hashable arguments first, then of arrays.
+        static: the number of the hashable ones.
+    """
+
+    @lru_cache(maxsize=64)
+    def program_of(fixed, structure, shapes, x64):
+        del x64  # JAX traces anew where it changes
+        arguments = jax.tree.unflatten(structure, shapes)
+        jitted = jax.jit(function, static_argnums=tuple(range(static)))
+        lifted, constants = _lift(jitted.trace(*fixed, *arguments))
+        if lifted is None:
+            return partial(jitted, *fixed)  # it is traced already
+        return partial(jax.jit(lifted), constants)
+
+    @wraps(function)
+    def call(*arguments):
+        given = arguments[static:]
+        leaves, structure = jax.tree.flatten(given)
+        shapes = tuple(map(_shape_of, leaves))
+        x64 = jax.config.jax_enable_x64  # pyright: ignore
+        return program_of(arguments[:static], structure, shapes, x64)(*given)
+
+    call.cache_info = program_of.cache_info  # pyright: ignore
+    call.cache_clear = program_of.cache_clear  # pyright: ignore
+    return call
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    kind: Any = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
+
+
+def _lift(traced: Any) -> tuple[Callable[..., Any] | None, tuple[jax.Array, ...]]:
+    """The function of (constants, *arguments), and its large constants.
+
+    None where nothing is to be changed. On a CPU large batches of decompositions are
+    (``decompositions``).
+    """
+    program = traced.jaxpr
+    large = [place for place, one in enumerate(program.consts) if one.nbytes >= LARGE]
+    on_cpu = jax.default_backend() == "cpu"
+    inner = split_batches(program.jaxpr) if on_cpu else program.jaxpr
+    if not large and inner is program.jaxpr:
+        return None, ()
+
+    def function(constants, *arguments):
+        every = list(program.consts)
+        for place, constant in zip(large, constants, strict=True):
+            every[place] = constant
+        compute = jaxpr_as_fun(ClosedJaxpr(inner, every))
+        found = compute(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(traced.out_tree, found)
+
+    return function, tuple(program.consts[place] for place in large)
+
+
+RANKS = {
+    "cholesky": 2,
+    "eig": 2,
+    "eigh": 2,
+    "geqp3": 2,
+    "geqrf": 2,
+    "hessenberg": 2,
+    "householder_product": 2,
+    "lu": 2,
+    "ormqr": 2,
+    "qr": 2,
+    "schur": 2,
+    "svd": 2,
+    "triangular_solve": 2,
+    "tridiagonal": 2,
+    "tridiagonal_solve": 1,
+}
+"""Primitives that jaxlib shares among threads: the axes of one matrix (or diagonal)."""
+TOGETHER = 2**12
+"""Cubes of rows in a small batch. jaxlib counts at most 30 operations for each, and
+shares out batches from 200,000 operations on."""
+
+
+def split_batches(program: Any) -> Any:
+    """A jaxpr without large batches of decompositions; the same one if it has none."""
+    steps = [_small_batches(step) for step in program.eqns]
+    changed = any(new is not old for new, old in zip(steps, program.eqns, strict=True))
+    return program.replace(eqns=steps) if changed else program
+
+
+def _small_batches(step: Any) -> Any:
+    """One step of a jaxpr, and the jaxprs inside it."""
+    if step.primitive.name in RANKS:
+        return _as_loop(step)
+    leaves, tree = jax.tree.flatten(step.params, is_leaf=_is_program)
+    found = [_inside(leaf) if _is_program(leaf) else leaf for leaf in leaves]
+    if all(new is old for new, old in zip(found, leaves, strict=True)):
+        return step
+    return step.replace(params=tree.unflatten(found))
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "eqns")
+
+
+def _inside(value: Any) -> Any:
+    """A jaxpr that a step calls, with its constants or without."""
+    inner = getattr(value, "jaxpr", value)
+    found = split_batches(inner)
+    if found is inner:
+        return value
+    return found if inner is value else value.replace(jaxpr=found)
+
+
+def _as_loop(step: Any) -> Any:
+    """A decomposition of a large batch as a call of a loop over small ones."""
+    shapes = [one.aval.shape for one in step.invars]
+    axes = len(shapes[0]) - RANKS[step.primitive.name]
+    batch = shapes[0][:axes]
+    most = max(TOGETHER // max(max(shape[axes:]) for shape in shapes) ** 3, 1)
+    if math.prod(batch) <= most:
+        return step
+
+    def one(operands):
+        return step.primitive.bind(*operands, **step.params)
+
+    @jax.jit
+    def loop(*operands):
+        rows = [leaf.reshape(-1, *leaf.shape[axes:]) for leaf in operands]
+        found = jax.lax.map(one, rows, batch_size=most)
+        return jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), found)
+
+    given = [jax.ShapeDtypeStruct(of.aval.shape, of.aval.dtype) for of in step.invars]
+    (call,) = jax.make_jaxpr(loop)(*given).eqns
+    return call.replace(invars=step.invars, outvars=step.outvars)
+
+
+def compile_cache(folder: str | Path | None = None) -> Path | None:
+    """Keep what JAX compiles in a folder, for this and later processes.
+
+    Call it before the first run. The commands of ``fedblend`` do; a folder that JAX was
+    given already (``JAX_COMPILATION_CACHE_DIR``) stays. On a GPU the folder also has
+    what XLA found out by timing kernels, so a later run chooses the same ones.
+
+    Args:
+        folder: where; by default ``fedblend/jax`` in the user's cache.
+
+    Returns:
+        The folder in use, or None where none can be written.
+    """
+    there = jax.config.jax_compilation_cache_dir  # pyright: ignore
+    if there is not None:
+        return Path(there)
+    if folder is None:
+        home = os.environ.get("XDG_CACHE_HOME")
+        folder = (Path(home) if home else Path.home() / ".cache") / "fedblend" / "jax"
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # A run begins with many small programs; together they take as long as a large one.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return Path(folder)
 
 
 class ClientAxes(NamedTuple):

@@ -23,11 +23,9 @@ from fedblend.core import Down, Info, Key, PyTree, Sender, Shard
 from fedblend.errors import SettingError
 from fedblend.simulation import devices, evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
-from fedblend.simulation.compile import ClientAxes, Programs, ReplicaProgram
-from fedblend.simulation.devices import Cut
+from fedblend.simulation.compile import ClientAxes, Programs, ReplicaProgram, lower
+from fedblend.simulation.devices import Cut, Watch, Worker
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.host import Watch, Worker
-from fedblend.simulation.lowering import lower
 from fedblend.simulation.rounds import Members, Settings, Shapes
 from fedblend.simulation.stores.device_store import Slots
 

@@ -30,7 +30,7 @@ from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.metrics import Measure, Metric, as_metrics
-from fedblend.simulation import lowering
+from fedblend.simulation import compile
 from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
 from fedblend.stats.gains import Evidence, Measured, harms
@@ -166,4 +166,4 @@ def _map_clients(
 
         return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
 
-    return lowering.jit(all_of_them, 0)(fixed, examples, places, each)
+    return compile.jit(all_of_them, 0)(fixed, examples, places, each)

@@ -20,9 +20,9 @@ from fedblend import trees
 from fedblend.core import Key, PyTree
 from fedblend.simulation import devices
 from fedblend.simulation.cohort_loader import CohortLoader, Plan
+from fedblend.simulation.devices import Worker
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.host import Worker
 from fedblend.simulation.rounds import Log
 from fedblend.simulation.sampling import Cohorts
 

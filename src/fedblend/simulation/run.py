@@ -244,8 +244,7 @@ class Run(Results):
         Its columns are ``seed`` (the number of the replica), ``round``, the costs of
         the block, ``split``, ``model``, ``metric``, and the fields of a ``Spread``.
         """
-        from fedblend.report.measures import rows_of
-        from fedblend.report.records import frame
+        from fedblend.report.measures import frame, rows_of
 
         return frame(rows_of(self._ready()))
 

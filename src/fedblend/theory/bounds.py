@@ -40,7 +40,7 @@ from fedblend.checks import POSITIVE
 from fedblend.errors import SettingError
 from fedblend.theory import constants, steps
 from fedblend.theory.constants import MixtureConstants, Smoothness, squared_alpha
-from fedblend.theory.lyapunov import feedback_weight
+from fedblend.theory.steps import feedback_weight
 
 
 def require_minimizers(gradient_norms, tolerance: float = 1e-6) -> None:
@@ -130,7 +130,7 @@ def diana(known: MixtureConstants, omega, memory_rate=None) -> Bound:
     """DIANA at ``steps.diana``: E f~(x^k) - min f~ (Theorem 5 and Corollary 2).
 
     ``L_alpha/2 (1 - r)^k Psi^0`` with r and the Lyapunov function Psi of
-    ``lyapunov``. Memories start at 0 or at the gradient. Without compression
+    ``steps``. Memories start at 0 or at the gradient. Without compression
     memories have no weight in it, and it is gradient descent.
     """
     found = steps.diana_guarantee(known.alpha, known.smoothness, omega, memory_rate)
@@ -168,7 +168,7 @@ def accelerated_excess(known: MixtureConstants) -> float:
 def ef21(known: MixtureConstants, delta) -> Bound:
     """EF21 at ``steps.ef21``: E f~(x^k) - min f~.
 
-    ``(1 - gamma mu_alpha)^k Psi^0`` with Psi of ``lyapunov``. The first estimates are
+    ``(1 - gamma mu_alpha)^k Psi^0`` with Psi of ``steps``. The first estimates are
     compressed gradients, so that their errors have a mean square of at most ``(1 -
     delta) mean |grad f~_i(x_avg)|^2 <= (1 - delta) max(l_i) L_alpha V``.
     """

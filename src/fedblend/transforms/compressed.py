@@ -27,7 +27,7 @@ import numpy as np
 
 from fedblend import compress, trees
 from fedblend.checks import Count
-from fedblend.compress import common_mask as masks
+from fedblend.compress import sparse as masks
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree
 from fedblend.errors import UserError

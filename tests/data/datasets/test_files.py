@@ -17,8 +17,7 @@ from fedblend.data.datasets import (
     load,
     mnist,
 )
-from fedblend.data.partition.partition import federate_dataset
-from fedblend.data.partition.partitioners import by_key, contiguous
+from fedblend.data.partition import by_key, contiguous, federate_dataset
 from fedblend.errors import UserError
 
 

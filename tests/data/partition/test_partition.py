@@ -7,7 +7,7 @@ import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.federated import federate
-from fedblend.data.partition.partitioners import Partition, by_key, iid
+from fedblend.data.partition import Partition, by_key, iid
 
 
 def test_save_and_load(tmp_path):

@@ -15,7 +15,7 @@ from fedblend.data.dataset import DataError
 from fedblend.errors import InputError
 from fedblend.report.page.content import page_content
 from fedblend.runs import run_folder
-from fedblend.runs.auto import candidates, comparison, decision
+from fedblend.runs.auto import candidates, comparison, verdict
 from fedblend.runs.auto.comparison import Screen
 
 SLOPE = np.array([2.0, -1.5, 1.0, 0.5, -0.5, 0.3])
@@ -294,7 +294,7 @@ def test_one_unlike_client_is_named(tmp_path):
 def test_every_run_has_the_scores_of_the_verdict(kind, name, tmp_path, monkeypatch):
     """Whichever method is the candidate: rounds end at the models of the verdict."""
     monkeypatch.setattr(comparison, "SPLITS", 3)
-    monkeypatch.setattr(decision, "choose", lambda *_: (name, [name]))
+    monkeypatch.setattr(verdict, "choose", lambda *_: (name, [name]))
     table = columns(12, 60)
     score = sum(table[f"x{place}"] * slope for place, slope in enumerate(SLOPE))
     score = score + np.random.default_rng(1).normal(size=np.size(score))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedblend.runs.auto.decision import (
+from fedblend.runs.auto.verdict import (
     Gainers,
     MethodScores,
     choose,
@@ -18,9 +18,10 @@ from fedblend.runs.auto.decision import (
     detectable,
     find_untrained,
     interval,
+    no_verdict,
+    sentences,
     who_gains,
 )
-from fedblend.runs.auto.verdict import no_verdict, sentences
 
 CLIENTS, SPLITS = 20, 10
 NAMES = [f"site {number}" for number in range(CLIENTS)]

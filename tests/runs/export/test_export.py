@@ -29,7 +29,7 @@ from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
 from fedblend.runs.predict import predict_file
 from fedblend.runs.run_folder import file_words
-from fedblend.simulation.io.serialize import pack
+from fedblend.simulation.serialize import pack
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend.core import PyTree
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.serialize import (
     as_tree,
     pack,
     traveling,

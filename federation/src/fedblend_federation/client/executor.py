@@ -28,7 +28,7 @@ from fedblend.data.federated import (
     rows_held_out,
 )
 from fedblend.metrics.metric import Metric
-from fedblend.simulation import aggregators, lowering, train_alone
+from fedblend.simulation import aggregators, compile, train_alone
 from fedblend.simulation.evaluate import evaluate_client
 from fedblend.simulation.train_alone import HELD_OUT, LocalBudget, Look
 from fedblend_federation.contract import Deployment, deployment
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from fedblend.transforms.row_noise import RowNoise
 
 
-@partial(lowering.jit, static=1)
+@partial(compile.jit, static=1)
 def enroll(algorithm: Algorithm, params, shard, key):
     """What enrollment sends, and the state of the client."""
     return trees.strongly_typed(algorithm.enroll(params, shard, key))
 
 
-@partial(lowering.jit, static=1)
+@partial(compile.jit, static=1)
 def ask(algorithm: Algorithm, state, shard):
     """What the client asks of a message."""
     return algorithm.wire.ask(state, shard)
 
 
-@partial(lowering.jit, static=1)
+@partial(compile.jit, static=1)
 def update(algorithm: Algorithm, message, state, shard, key):
     """The answer of a round, and the state after it."""
     up, after = algorithm.client(message, state, shard, key)
     return up._replace(mean_gradient=None, step_sum=None), after
 
 
-@partial(lowering.jit, static=2)
+@partial(compile.jit, static=2)
 def measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
     """The model that the client deploys, and its measures."""
     model = algorithm.personal(deployed.message, state, shard, key)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.errors import RunError
-from fedblend.simulation.io.serialize import WireError, write_atomically
+from fedblend.simulation.serialize import WireError, write_atomically
 from fedblend.theory.privacy import gaussian_epsilon, row_epsilon
 
 FILE = "ledger.json"

@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.serialize import WireError
 from fedblend.trees import precision
 from fedblend_federation import message as messages
 from fedblend_federation.client import state as states

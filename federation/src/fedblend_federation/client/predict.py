@@ -17,7 +17,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.readers.read import read_inputs
 from fedblend.errors import RunError
 from fedblend.mixing import predict, shapes_of
-from fedblend.simulation.io.serialize import WireError, as_tree, unpack
+from fedblend.simulation.serialize import WireError, as_tree, unpack
 from fedblend.trees import precision
 from fedblend_federation.client.build import located
 from fedblend_federation.client.state import MODEL, read_terms

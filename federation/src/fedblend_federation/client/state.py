@@ -26,7 +26,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.serialize import (
     WireError,
     as_tree,
     pack,

@@ -29,7 +29,7 @@ import numpy as np
 from fedblend.config.config import Config, difference, loads
 from fedblend.config.config import load as load_config
 from fedblend.data.datasets import load
-from fedblend.data.partition.partitioners import classes_per_client
+from fedblend.data.partition import classes_per_client
 from fedblend.errors import RunError
 from fedblend.runs.run_folder import Folder
 from fedblend_federation.flower import processes

@@ -29,7 +29,7 @@ from fedblend.config.tables.data import splits_of
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.readers.tables import FILES, input_columns
 from fedblend.errors import ConfigError
-from fedblend.simulation.io.serialize import WireError, write_atomically
+from fedblend.simulation.serialize import WireError, write_atomically
 from fedblend.trees import precision
 from fedblend_federation.client.build import (
     EXPERIMENTS,

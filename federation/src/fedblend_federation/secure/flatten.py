@@ -27,7 +27,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from fedblend import trees
 from fedblend.compress.sparse import Entries
 from fedblend.core import Algorithm, PyTree, Ragged, Sender
-from fedblend.simulation.io.serialize import arrived, named_leaves, traveling
+from fedblend.simulation.serialize import arrived, named_leaves, traveling
 
 
 class FixedPoint(NamedTuple):

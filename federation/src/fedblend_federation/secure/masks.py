@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.serialize import WireError
 
 KEY_BYTES, NONCE_BYTES = 32, 12
 OVERHEAD = NONCE_BYTES + 16

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.errors import CheckpointError
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.serialize import (
     DAMAGE,
     WireError,
     pack,

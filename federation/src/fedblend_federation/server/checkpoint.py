@@ -26,7 +26,8 @@ import numpy as np
 
 from fedblend.errors import CheckpointError, RunError
 from fedblend.runs import run_folder
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.result import Record
+from fedblend.simulation.serialize import (
     WireError,
     as_tree,
     pack,
@@ -34,7 +35,6 @@ from fedblend.simulation.io.serialize import (
     unpack,
     write_atomically,
 )
-from fedblend.simulation.result import Record
 from fedblend.theory.constants import Smoothness
 from fedblend_federation.server.coordinator import INTERVAL, Coordinator
 from fedblend_federation.server.membership import Census, Registered

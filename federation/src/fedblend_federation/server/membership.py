@@ -22,7 +22,7 @@ import numpy as np
 
 from fedblend.config.tables.federation import Federation
 from fedblend.core import PyTree
-from fedblend.simulation.io.serialize import WireError
+from fedblend.simulation.serialize import WireError
 from fedblend.theory.constants import Smoothness
 from fedblend_federation import message as messages
 from fedblend_federation.contract import Contract

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend_reproductions.apfl import generalization
 from fedblend_reproductions.apfl.runs import decaying
 from fedblend_reproductions.apfl.tune_alpha import tune

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend.models.feedforward import Affine
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl import theory as apfl

@@ -5,7 +5,7 @@
 from pathlib import Path
 
 import fedblend as fb
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.personal_methods import random_pairs
 from fedblend_reproductions.apfl.runs import Task, compare

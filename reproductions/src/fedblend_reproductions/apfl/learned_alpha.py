@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Method, Row, Task, compare
 from fedblend_reproductions.cache import Cache

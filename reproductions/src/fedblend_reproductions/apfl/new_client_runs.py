@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend_reproductions.apfl.runs import decaying
 
 RATE = 0.1

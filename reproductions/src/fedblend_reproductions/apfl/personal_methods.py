@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.partition.partition import Partition, federate_dataset
+from fedblend.data.partition import Partition, federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache

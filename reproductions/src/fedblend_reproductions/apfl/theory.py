@@ -42,7 +42,7 @@ from fedblend import trees
 from fedblend.batches import everything
 from fedblend.checks import COUNT, gate
 from fedblend.core import Loss, PyTree, Shard
-from fedblend.data import map_clients
+from fedblend.data import federated
 from fedblend.data.federated import FederatedData
 from fedblend.losses import gradient
 from fedblend.theory.constants import Smoothness, stack_models
@@ -111,7 +111,7 @@ def gradient_diversity(
     points: PyTree,
     federated_data: FederatedData,
     *,
-    chunk: int = map_clients.CHUNK,
+    chunk: int = federated.CHUNK,
 ) -> np.ndarray:
     """zeta_i of every client, the largest value at some points.
 
@@ -123,11 +123,11 @@ def gradient_diversity(
         points: parameters with a leading axis of points, such as the shared models of
             some rounds.
         federated_data: whose training rows.
-        chunk: clients of a group; see ``map_clients``.
+        chunk: clients of a group; see ``data.federated.mapped``.
 
     >>> import jax.numpy as jnp
     >>> from fedblend.data.federated import federate
-    >>> from fedblend.data.datasets.synthetic import quadratic_loss
+    >>> from fedblend.data.datasets.built_in import quadratic_loss
     >>> rows = np.ones((2, 1, 1)), np.array([[0.0], [4.0]])
     >>> two = federate(rows, [np.array([0]), np.array([1])])
     >>> gradient_diversity(quadratic_loss, jnp.zeros((1, 1)), two)
@@ -139,12 +139,12 @@ def gradient_diversity(
         def own(shard: Shard) -> PyTree:
             return gradient_at(point, everything(shard))
 
-        average = map_clients.mean(own, train, chunk)
+        average = federated.mean(own, train, chunk)
 
         def gap(shard: Shard) -> jax.Array:
             return trees.squared_norm(trees.subtract(own(shard), average))
 
-        return map_clients.mapped(gap, train, chunk)
+        return federated.mapped(gap, train, chunk)
 
     return np.asarray(jax.lax.map(of_point, points).max(axis=0), np.float64)
 

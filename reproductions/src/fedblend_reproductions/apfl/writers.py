@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fedblend as fb
 from fedblend.data.dataset import Dataset
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache

@@ -22,7 +22,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.data.federated import FederatedData
 from fedblend.local import Epochs, Work
-from fedblend.simulation.io import checkpoint
+from fedblend.simulation import checkpoint
 from fedblend.simulation.run import Run
 from fedblend_reproductions.board import cells, protocol
 from fedblend_reproductions.board.cells import TUNING_SEED, Cell, Place

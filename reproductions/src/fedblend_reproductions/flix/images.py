@@ -8,7 +8,7 @@ import optax
 
 import fedblend as fb
 from fedblend.data.dataset import Dataset
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend_reproductions.claims import Claim, Finding
 from fedblend_reproductions.flix.network_choice import measured
 from fedblend_reproductions.flix.network_report import finding, headline

@@ -13,7 +13,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import theory
-from fedblend.data.datasets.synthetic import quadratic_loss
+from fedblend.data.datasets.built_in import quadratic_loss
 from fedblend.theory import bounds
 from fedblend.theory.constants import V
 from fedblend.trees import precision

@@ -19,7 +19,7 @@ import fedblend as fb
 from fedblend.batches import everything
 from fedblend.core import Loss
 from fedblend.data.dataset import Dataset
-from fedblend.data.partition.partition import federate_dataset
+from fedblend.data.partition import federate_dataset
 from fedblend.solvers import Solver
 
 TOLERANCE = 1e-2

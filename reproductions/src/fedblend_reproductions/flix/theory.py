@@ -48,7 +48,7 @@ from fedblend.theory.constants import (
     squared_alpha,
     stack_models,
 )
-from fedblend.theory.lyapunov import feedback_weight
+from fedblend.theory.steps import feedback_weight
 
 
 def D(personal: PyTree) -> float:
@@ -158,7 +158,7 @@ def perm_k(known: MixtureConstants) -> Bound:
 def downlink(known: MixtureConstants, delta, distance: float | None = None) -> Bound:
     """EF21-P at ``steps.downlink``: E f~(w^k) - min f~ at the clients' copy w^k.
 
-    ``(1 + L_alpha/(2 c)) (1 - gamma mu_alpha)^k Psi^0`` with Psi of ``lyapunov`` and
+    ``(1 + L_alpha/(2 c)) (1 - gamma mu_alpha)^k Psi^0`` with Psi of ``steps`` and
     c the weight of its error: ``f~(w) - min f~ <= (sqrt(f~(x) - min f~) +
     sqrt(L_alpha/2) |x - w|)^2``. x^0 is x_avg, of which clients have what ``C`` leaves
     of the distance to the initial parameters.

@@ -7,7 +7,7 @@ import jax
 from fedblend.core import Algorithm, PyTree, Shard
 from fedblend.data.federated import FederatedData
 from fedblend.simulation.aggregators import empty, finish
-from fedblend.simulation.lowering import lower
+from fedblend.simulation.compile import lower
 
 
 def client_flops(

@@ -29,7 +29,7 @@ import optax
 import fedblend as fb
 from fedblend import keys
 from fedblend.models.transformer_layers import Transformer
-from fedblend.simulation.io.serialize import as_tree, pack, unpack
+from fedblend.simulation.serialize import as_tree, pack, unpack
 from fedblend_reproductions.text.corpus import (
     Corpus,
     Rows,

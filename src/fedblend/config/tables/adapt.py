@@ -43,7 +43,7 @@ from fedblend.models.model import Model
 from fedblend.registry import (
     ALGORITHMS,
 )
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.serialize import (
     WireError,
     array_at,
     named_leaves,

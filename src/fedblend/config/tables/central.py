@@ -42,7 +42,7 @@ from fedblend.data.dataset import (
     task_of,
 )
 from fedblend.data.federated import FederatedData, federate
-from fedblend.data.partition.partition import as_arrays
+from fedblend.data.partition import as_arrays
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import ConfigError

@@ -42,7 +42,7 @@ from fedblend.data.federated import (
     FederatedData,
     fit_preprocessing,
 )
-from fedblend.data.partition.partition import Partition, divide
+from fedblend.data.partition import Partition, divide
 from fedblend.data.readers.checks import index_like, tells_target, wild_scales
 from fedblend.data.readers.read import read
 from fedblend.data.shards import dataset_in, open_shards

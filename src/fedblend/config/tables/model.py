@@ -34,7 +34,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError, InputError, SettingError
 from fedblend.mixing import Apply
 from fedblend.models import MODELS
-from fedblend.models.matmul_precision import Products
+from fedblend.models.derived import Products
 from fedblend.models.model import in_unit
 from fedblend.theory import constants
 from fedblend.theory.constants import Smoothness

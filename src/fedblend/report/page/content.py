@@ -13,23 +13,20 @@ from fedblend.errors import RunError
 from fedblend.report import measures
 from fedblend.report.page import verdict as words
 from fedblend.report.page.clients import STATUS, as_plain, one_client, taken
-from fedblend.report.page.columns import number
-from fedblend.report.page.curves import MOST_POINTS
-from fedblend.report.page.run_files import (
+from fedblend.report.page.run_results import (
     AUTO_ALONE,
     Plain,
     RunFiles,
     checked,
     kept_verdict,
-    read_run,
-    run_folders,
-)
-from fedblend.report.page.run_results import (
     measured_splits,
     metrics_of,
+    read_run,
+    run_folders,
     run_results,
     training_alone,
 )
+from fedblend.report.page.series import MOST_POINTS, number
 from fedblend.runs.paired import ALONE, contenders, pair_differences
 
 MOST_CELLS = 900_000

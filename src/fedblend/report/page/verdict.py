@@ -11,7 +11,7 @@ import numpy as np
 from fedblend.registry import ALGORITHMS
 from fedblend.report import measures
 from fedblend.report.page.clients import STATUS, ClientColumns
-from fedblend.report.page.curves import higher_is_better
+from fedblend.report.page.series import higher_is_better
 from fedblend.runs.paired import ALONE
 from fedblend.stats.gains import GainSummary
 

@@ -16,8 +16,8 @@ import numpy as np
 from fedblend.config.build import Built
 from fedblend.data.dataset import DataError, generator
 from fedblend.data.federated import FederatedData
-from fedblend.runs.auto.decision import JUDGED
 from fedblend.runs.auto.linear import PooledRows
+from fedblend.runs.auto.verdict import JUDGED
 
 SHUFFLES = 10
 NAMED = 3

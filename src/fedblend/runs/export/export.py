@@ -21,7 +21,7 @@ from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
 from fedblend.runs.run_folder import file_words, write_text
 from fedblend.runs.saved_run import SavedRun
-from fedblend.simulation.io.serialize import pack_named, write_atomically
+from fedblend.simulation.serialize import pack_named, write_atomically
 from fedblend.trees import precision
 
 

@@ -31,7 +31,7 @@ from fedblend.errors import InputError, RunError
 from fedblend.mixing import Apply, predict
 from fedblend.models import Model
 from fedblend.runs import run_folder
-from fedblend.simulation.io.serialize import WireError, named_leaves, pack, unpack
+from fedblend.simulation.serialize import WireError, named_leaves, pack, unpack
 from fedblend.trees import precision
 
 BATCH = 1024

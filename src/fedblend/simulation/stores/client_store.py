@@ -19,7 +19,7 @@ from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
 from fedblend.errors import UserError
-from fedblend.simulation import host
+from fedblend.simulation import devices
 from fedblend.simulation.stores.device_store import ONE_DEVICE, DeviceStore, Slots
 from fedblend.simulation.stores.disk_store import DiskStore
 from fedblend.simulation.stores.host_store import CACHE_SHARE, HostStore
@@ -67,7 +67,7 @@ def choose(
         free_device: bytes free on the device; None where it has the host's memory.
         free_host: bytes free in memory.
     """
-    size = clients * host.bytes_of(template)
+    size = clients * devices.bytes_of(template)
     here = free_host if free_device is None else free_device
     if size <= DEVICE_SHARE * here:
         return "device"
@@ -97,7 +97,7 @@ def open_store(
             raise UserError("store", kind, allowed)
         kind = "device"
     if kind == "auto":
-        free = host.free_device(), host.free_host()
+        free = devices.free_device(), devices.free_host()
         kind = choose(template, clients, *free)
     if kind == "disk":
         return DiskStore(template, clients, folder, slots)

@@ -24,8 +24,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from fedblend.core import PyTree
-from fedblend.simulation import host
-from fedblend.simulation.host import LARGE, Worker, read_rows, write_rows
+from fedblend.simulation import devices
+from fedblend.simulation.devices import LARGE, Worker, read_rows, write_rows
 from fedblend.simulation.stores.device_store import (
     ONE_DEVICE,
     Slots,
@@ -83,8 +83,8 @@ class HostStore:
 
     def _make_buffer(self, room: int) -> None:
         """A buffer for ``room`` clients at least, and as many as fit a device."""
-        one = max(host.bytes_of(self._template), 1)
-        free = host.free_device()
+        one = max(devices.bytes_of(self._template), 1)
+        free = devices.free_device()
         more = 0 if free is None else int(CACHE_SHARE * free) // one
         slots = self._slots.number(min(max(room, more), len(self.known)))
         self._group = max(min(GROUP_BYTES // one, room), 1)

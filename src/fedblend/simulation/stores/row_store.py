@@ -18,8 +18,8 @@ import numpy as np
 from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
-from fedblend.simulation import host
-from fedblend.simulation.host import Worker
+from fedblend.simulation import devices
+from fedblend.simulation.devices import Worker
 
 DEVICE_SHARE = 0.5
 """Of the device's free memory, for rows."""
@@ -34,8 +34,8 @@ def open_rows(kind: str, splits: Mapping[str, Shards]) -> "DeviceRows | HostRows
     """The rows of these splits; ``kind`` is "auto", "device" or "host"."""
     words("auto", "device", "host")("rows", kind)
     if kind == "auto":
-        free = host.free_device()
-        kind = choose_rows(splits, host.free_host() if free is None else free)
+        free = devices.free_device()
+        kind = choose_rows(splits, devices.free_host() if free is None else free)
     return DeviceRows(splits) if kind == "device" else HostRows(splits)
 
 
@@ -44,7 +44,7 @@ def choose_rows(splits: Mapping[str, Shards], free: int) -> str:
     different = {id(split.examples): split.examples for split in splits.values()}
     every = list(different.values())
     most = max(leaf.shape[0] for leaf in jax.tree.leaves(every))
-    fits = host.bytes_of(every) <= DEVICE_SHARE * free and most <= MOST_ROWS
+    fits = devices.bytes_of(every) <= DEVICE_SHARE * free and most <= MOST_ROWS
     return "device" if fits else "host"
 
 

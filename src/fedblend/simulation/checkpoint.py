@@ -19,7 +19,10 @@ import jax
 import numpy as np
 
 from fedblend.errors import CheckpointError
-from fedblend.simulation.io.serialize import (
+from fedblend.simulation.result import Record
+from fedblend.simulation.run import Run
+from fedblend.simulation.sampling import Strata
+from fedblend.simulation.serialize import (
     WireError,
     as_tree,
     pack,
@@ -27,9 +30,6 @@ from fedblend.simulation.io.serialize import (
     unpack,
     write_atomically,
 )
-from fedblend.simulation.result import Record
-from fedblend.simulation.run import Run
-from fedblend.simulation.sampling import Strata
 from fedblend.simulation.stores.disk_store import StoreError
 
 VERSION = 2

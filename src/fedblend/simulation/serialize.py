@@ -25,11 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.core import (
-    PyTree,
-    Ragged,
-    is_ragged,
-)
+from fedblend.core import PyTree, Ragged, is_ragged
 
 _DTYPES = {
     "bool": "BOOL",
