@@ -42,7 +42,7 @@ MAY_NAME = (
     PACKAGE / "algorithms",
     PACKAGE / "contrib",
     PACKAGE / "runs" / "auto",
-    FEDERATION / "ops" / "demo.py",
+    FEDERATION / "ops" / "local_cluster.py",
 )
 """Where an algorithm may be named: its own package, the candidates, the demo."""
 PUBLIC_FLOWER = ("app", "clientapp", "serverapp")
