@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import card_page
 import card_tasks
-from run import own_python
+from peers import own_python
 from turns import HERE, PYTHON, Peer, environment, take_turns
 
 FILE = "cards.json"

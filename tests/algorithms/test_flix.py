@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedblend import fedavg, losses, mixing, models, scaffold, solvers
-from fedblend.algorithms import fedopt
+from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.flix import flix
 from fedblend.compress import rand_k
 from fedblend.data.datasets import quadratic_loss, quadratics

@@ -36,7 +36,8 @@ def answer(down, build=fb.algorithms.perfedavg, **settings) -> Any:
     """A client's answer, its trees as flat arrays."""
     work = fb.Work(RATE, settings.pop("steps"), settings.pop("batch_size"))
     up, _ = build(curved.loss, work, **settings).client(down, (), SHARD, KEY)
-    return fb.Up(*(jax.flatten_util.ravel_pytree(tree)[0] for tree in up[:2]))
+    flat = [jax.flatten_util.ravel_pytree(tree)[0] for tree in up[:2]]
+    return fb.Up(flat[0], flat[1])
 
 
 def after_one_step(params):

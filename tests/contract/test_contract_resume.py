@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where states are kept, and where a run was stopped, changes not a single bit."""
 
+from typing import Any
+
 import pytest
 from registry import CASES, others_later
 
@@ -37,7 +39,7 @@ def test_states_on_disk_give_the_same_bits(name, tmp_path):
 )
 def test_stop_and_resume_is_going_on(name, store, blocks, tmp_path):
     """A fresh run that takes up a checkpoint ends where the unbroken one does."""
-    settings = {"store": fb.Storage(store, folder=tmp_path / "states")}
+    settings: dict[str, Any] = {"store": fb.Storage(store, folder=tmp_path / "states")}
     run = iter(stopped := new_run(name, **settings))
     for _ in range(blocks + 1):
         next(run)

@@ -224,7 +224,8 @@ def test_no_leaf_travels_to_the_host_and_clients_share_a_call():
 def test_a_large_leaf_reaches_the_host_in_pieces_that_are_copied_at_once():
     """Copies of others wait for a thread, and two devices on two cores have none."""
     leaf = jnp.zeros((300, 200))
-    add = partial(add_tree_noise, std=1.0, name=NO_NAME, number=0, counts=True)
+    asked: dict[str, Any] = {"name": NO_NAME, "number": 0, "counts": True}
+    add = partial(add_tree_noise, std=1.0, **asked)
     (call,) = calls(jax.make_jaxpr(add)(leaf).jaxpr)
     sizes = [4 * operand.aval.size for operand in call.invars]
     assert sum(sizes) > 4 * 60_000

@@ -3,6 +3,7 @@
 """Gradients of single rows, against those that autodiff makes of one row at a time."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,13 +72,15 @@ def test_norms_and_sums_are_those_of_single_rows(name):
         return loss(here, (IMAGES[at : at + 1], CLASSES[at : at + 1]))[0]
 
     each = [jax.grad(loss_of)(params, at) for at in range(ROWS)]
-    norms = [sum(jnp.square(x).sum() for x in jax.tree.leaves(one)) for one in each]
+    norms: Any = [
+        sum(jnp.square(x).sum() for x in jax.tree.leaves(one)) for one in each
+    ]
     near = 2e-2 if "half" in params else 1e-4
     np.testing.assert_allclose(jax.vmap(squared_norm)(found), norms, rtol=near)
     weights = jnp.asarray(RNG.uniform(size=ROWS), jnp.float32)
     total = weighted_sum(found, weights, params)
     for leaf, *parts in zip(*map(jax.tree.leaves, (total, *each)), strict=True):
-        expected = sum(w * part for w, part in zip(weights, parts, strict=True))
+        expected: Any = sum(w * part for w, part in zip(weights, parts, strict=True))
         size = float(jnp.abs(expected).max())
         np.testing.assert_allclose(leaf, expected, rtol=0, atol=near * size)
 

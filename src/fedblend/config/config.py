@@ -88,7 +88,7 @@ class Config(Table):
             refuse_first((federated, "protect", wrong))
             self.require_gradients("protect.rows")
         if federated and self.federation and self.federation.secure:
-            check_secure(self, self.data.clients)
+            check_secure(self, getattr(self.data, "clients"))  # noqa: B009
         adapt.check(self)
         model.check(self)
         select.check(self)

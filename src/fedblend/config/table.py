@@ -293,7 +293,7 @@ def arguments(
         needed = name in facts and parameter.default is parameter.empty
         if _are_numbers(value):
             found[name] = np.array(value)
-        elif hasattr(value, "make"):
+        elif value is not None and hasattr(value, "make"):
             found[name] = value.make(facts, values_inside(values, key))
         elif value is not None or needed:
             found[name] = value

@@ -95,7 +95,7 @@ class _Layer(NamedTuple):
     transposed: bool
 
 
-def _dense_layers(jaxpr: core.Jaxpr) -> dict[int, _Layer]:
+def _dense_layers(jaxpr: Any) -> dict[int, _Layer]:
     """Those that see one vector, by the number of their input W, used nowhere else."""
     places = {id(var): (number, False) for number, var in enumerate(jaxpr.invars)}
     operands = [var for equation in jaxpr.eqns for var in equation.invars]

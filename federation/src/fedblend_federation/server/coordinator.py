@@ -13,7 +13,7 @@ state.
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,8 @@ class Coordinator(Results):
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
         self.request = jax.eval_shape(self.algorithm.wire.ask, self.shapes.state, shard)
         self.aggregator = Aggregator(self.engine, self.shapes, rules)
-        self.collector = collector_of(self, sizes_of(self.shapes))
+        sizes = sizes_of(self.shapes)
+        self.collector = collector_of(cast(Any, self), sizes)
         self.ledger = CommunicationLog(self.clients, self.collector.sizes)
         self._tell = jax.jit(self.algorithm.wire.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))

@@ -13,7 +13,7 @@ builder itself refuses is refused when a configuration is read.
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 import numpy as np
 from pydantic import (
@@ -255,8 +255,8 @@ def options_of(entry: AlgorithmEntry) -> type[Options]:
     if "work" in entry.keys:
         fields[entry.keys["work"]] = (LocalWork, ...)
     if entry.theory is not None:
-        fields["rate"] = (Positive | Literal["theory"] | None, None)
-        fields["steps"] = (Count | list[Count] | Literal["theory"] | None, None)
+        fields["rate"] = (Union[Positive, Literal["theory"], None], None)
+        fields["steps"] = (Union[Count, list[Count], Literal["theory"], None], None)
     table = table_of(entry.build, entry.name, Options, keys=entry.keys, **fields)
     table.entry = entry
     return table

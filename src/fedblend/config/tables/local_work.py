@@ -186,11 +186,12 @@ class LocalWork(Table):
     def rule(self, values: Values = NO_VALUES) -> Optimizer:
         """The optimizer; plain SGD without a schedule is its rate."""
         rate, table = self._rate(values)[1], self.optimizer
-        named, inside = isinstance(table, OptimizerTable), values_inside
+        named = table if isinstance(table, OptimizerTable) else None
+        settings = values_inside(values, "optimizer")
         if self.schedule is None:
-            return table.make({}, inside(values, "optimizer")) if named else rate
-        curve = self.schedule.curve(rate, inside(values, "schedule"))
-        build = table.builder(inside(values, "optimizer")) if named else optax.sgd
+            return rate if named is None else named.make({}, settings)
+        curve = self.schedule.curve(rate, values_inside(values, "schedule"))
+        build = optax.sgd if named is None else named.builder(settings)
         return Scheduled(curve, self.schedule.unit, build)
 
     def scale_rate(
