@@ -10,10 +10,10 @@ import pytest
 from fedblend.data.dataset import DataError
 from fedblend.data.datasets import (
     DATASETS,
-    built_in,
     load,
     quadratic_loss,
     quadratics,
+    synthetic,
     two_sines,
 )
 from fedblend.data.partition import by_key, federate_dataset
@@ -55,7 +55,7 @@ def test_synthetic_shape():
 
 
 def test_synthetic_inputs_have_the_stated_spread():
-    dataset = built_in(0.0, 1.0, clients=400, dim=20)
+    dataset = synthetic(0.0, 1.0, clients=400, dim=20)
     within = [dataset.rows[0][index].var(axis=0) for index in by_key(dataset.keys)]
     expected = np.arange(1, 21) ** -1.2
     # 400 clients x 500 rows: the standard error of a variance is about 0.3 %
@@ -64,7 +64,7 @@ def test_synthetic_inputs_have_the_stated_spread():
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 3.0])
 def test_beta_spreads_the_clients_inputs(beta):
-    means = client_means(built_in(0.0, beta, clients=400, dim=40))
+    means = client_means(synthetic(0.0, beta, clients=400, dim=40))
     # The mean over k of nu_i is V_i plus noise of variance 1/40.
     spread = means.mean(axis=1).var()
     expected = beta**2 + 1 / 40
@@ -73,18 +73,18 @@ def test_beta_spreads_the_clients_inputs(beta):
 
 def test_gamma_needs_a_number_for_each_class():
     """One number for all classes adds the same to all scores: no label changes."""
-    low, high = (built_in(gamma, 0.0, clients=50, dim=10) for gamma in (0.0, 3.0))
+    low, high = (synthetic(gamma, 0.0, clients=50, dim=10) for gamma in (0.0, 3.0))
     np.testing.assert_array_equal(low.rows[0], high.rows[0])
     assert (low.rows[1] == high.rows[1]).mean() > 0.999
     low, high = (
-        built_in(gamma, 0.0, clients=50, dim=10, by_class=True) for gamma in (0.0, 3.0)
+        synthetic(gamma, 0.0, clients=50, dim=10, by_class=True) for gamma in (0.0, 3.0)
     )
     np.testing.assert_array_equal(low.rows[0], high.rows[0])
     assert (low.rows[1] == high.rows[1]).mean() < 0.7
 
 
 def test_synthetic_labels_come_from_one_linear_model_per_client():
-    dataset = built_in(1.0, 1.0, clients=3, dim=5, classes=2, seed=4)
+    dataset = synthetic(1.0, 1.0, clients=3, dim=5, classes=2, seed=4)
     assert (dataset.kind, dataset.outputs) == ("binary", 1)
     for index in by_key(dataset.keys):
         x, y = dataset.rows[0][index], dataset.rows[1][index]
@@ -152,7 +152,7 @@ def test_quadratics(rows, clients):
 @pytest.mark.parametrize(
     "build",
     [
-        lambda seed: built_in(1.0, 1.0, clients=3, seed=seed).rows[0],
+        lambda seed: synthetic(1.0, 1.0, clients=3, seed=seed).rows[0],
         lambda seed: two_sines(clients=30, seed=seed).rows[1],
         lambda seed: quadratics(2, 3, seed=seed)[1],
     ],
@@ -172,12 +172,12 @@ def test_the_seed_decides(build):
         (lambda: load("digits", size=3), "digits: no option 'size'"),
         (lambda: load("synthetic", gamma=1.0), "the option 'beta' must be given"),
         (lambda: load("synthetic", gamma="1", beta=1.0), "gamma: '1' is not a number"),
-        (lambda: built_in(-1.0, 0.0), "gamma: -1.0 is not"),
+        (lambda: synthetic(-1.0, 0.0), "gamma: -1.0 is not"),
         (
-            lambda: built_in(0.0, 0.0, classes=1),
+            lambda: synthetic(0.0, 0.0, classes=1),
             "classes: 1 is not a whole number",
         ),
-        (lambda: built_in(0.0, 0.0, most=499), "most: 499 is not at least 500"),
+        (lambda: synthetic(0.0, 0.0, most=499), "most: 499 is not at least 500"),
         (lambda: two_sines(first=201), r"first: 201 is not in 0\.\.200"),
         (lambda: two_sines(points=0), "points: 0 is not a whole number"),
         (lambda: two_sines(amplitudes=(2.0, 1.0)), "is not a range"),

@@ -255,8 +255,9 @@ def options_of(entry: AlgorithmEntry) -> type[Options]:
     if "work" in entry.keys:
         fields[entry.keys["work"]] = (LocalWork, ...)
     if entry.theory is not None:
-        fields["rate"] = (Union[Positive, Literal["theory"], None], None)
-        fields["steps"] = (Union[Count, list[Count], Literal["theory"], None], None)
+        fields["rate"] = (Union[Positive, Literal["theory"], None], None)  # noqa: UP007
+        steps = Union[Count, list[Count], Literal["theory"], None]  # noqa: UP007
+        fields["steps"] = (steps, None)
     table = table_of(entry.build, entry.name, Options, keys=entry.keys, **fields)
     table.entry = entry
     return table
