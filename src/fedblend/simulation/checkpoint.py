@@ -32,8 +32,8 @@ from fedblend.simulation.serialize import (
 )
 from fedblend.simulation.stores.disk_store import StoreError
 
-VERSION = 2
-"""The layout of checkpoints; 1 counted answers as "heard"."""
+VERSION = 3
+"""The layout of checkpoints; 2 had other names of what algorithms add to messages."""
 
 
 def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:

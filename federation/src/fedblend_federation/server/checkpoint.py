@@ -39,7 +39,7 @@ from fedblend.theory.constants import Smoothness
 from fedblend_federation.server.coordinator import INTERVAL, Coordinator
 from fedblend_federation.server.membership import Census, Registered
 
-VERSION = 3
+VERSION = 4
 DAMAGE = (
     ValueError,
     LookupError,
