@@ -90,10 +90,15 @@ time.sleep(600)
 def test_what_a_killed_process_had_started_dies_with_it(tmp_path):
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        assert child in processes_of(tmp_path)
-        parent.kill()
+        try:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            # While it becomes another program, its environment is empty for a moment.
+            processes.wait_until(
+                lambda: child in processes_of(tmp_path), 10, "its start", every=0.05
+            )
+        finally:
+            parent.kill()
     processes.wait_until(
         lambda: child not in processes_of(tmp_path), 10, "its end", every=0.05
     )
