@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedblend.runs.auto.candidates import BY_NAME
 from fedblend.runs.auto.verdict import (
     Gainers,
     MethodScores,
@@ -233,3 +234,28 @@ def test_the_verdict_and_the_table_of_runs_say_how_clients_are_judged():
     assert f"of {len(NAMES)} judged together, at a risk of 5 %" in who
     template = resources.files("fedblend.report.page") / "template" / "sections.js"
     assert "Better / worse off, each by itself" in template.read_text()
+
+
+def first_splits(of, splits):
+    return MethodScores(of.validation[:splits], of.test[:splits])
+
+
+def test_fewer_splits_are_compared_with_the_same_ones_of_others():
+    """Two easy splits do not make a method better than it is in them."""
+    easy = np.repeat([-0.3, 0.0], [2, SPLITS - 2])[:, None]
+    alone = MethodScores(*(one + easy for one in scores(0.5, 0)))
+    fedavg = MethodScores(*(one + easy for one in scores(0.4, 1)))
+    flix = first_splits(MethodScores(*(one + easy for one in scores(0.42, 2))), 2)
+    of = found(local_only=alone, fedavg=fedavg, flix=flix)
+    assert of.choice.best == "fedavg" and of.choice.candidate == "fedavg"
+    flix = first_splits(MethodScores(*(one + easy for one in scores(0.3, 2))), 2)
+    of = found(local_only=alone, fedavg=fedavg, flix=flix)
+    assert of.choice.candidate == "flix" and of.splits == 2
+    assert of.mean_gain[0] == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_reference_is_no_candidate(monkeypatch):
+    reference = BY_NAME["flix"]._replace(model="reference")
+    monkeypatch.setitem(BY_NAME, "flix", reference)
+    of = found(local_only=0.5, fedavg=0.4, flix=0.1)
+    assert of.choice.best == "fedavg" and of.choice.candidate == "fedavg"

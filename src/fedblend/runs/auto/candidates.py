@@ -46,6 +46,14 @@ class Candidate(NamedTuple):
     """Settings that are not chosen, by the kind of target."""
     again: Mapping[str, float] = {}
     """Where a second search begins, if there is one: near a constant prediction."""
+    model: str = "linear"
+    """What predicts: "linear", or the name of another model that ``comparison`` knows;
+    a "reference" is compared and shown, and never deployed."""
+
+    @property
+    def deployable(self) -> bool:
+        """Whether a federation can have it."""
+        return self.model != "reference"
 
 
 ALONE = "local_only"

@@ -21,18 +21,19 @@ from threadpoolctl import threadpool_limits
 
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
-from fedblend.data.dataset import DataError, Task
+from fedblend.data.dataset import DataError
 from fedblend.errors import RunError
 from fedblend.metrics.registry import STANDARD
 from fedblend.report.page import write_page
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, verdict
-from fedblend.runs.auto.candidates import ALONE, BY_NAME, Request
-from fedblend.runs.auto.tuning import Split, measures, tune
+from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
+from fedblend.runs.auto.tuning import Split, Table, evaluate_linear, measure
 from fedblend.runs.auto.verdict import (
     JUDGED,
     MethodScores,
     decide,
+    difference,
     find_untrained,
     interval,
     mean,
@@ -57,10 +58,13 @@ ALWAYS = (ALONE, "fedavg")
 """Methods that are not left out, however short the time; their runs are kept."""
 SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
 """Splits of a table, and of one so large that all splits have so many rows."""
-TUNING_SPLITS = 5
-"""Splits whose validation rows choose settings."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
+EVALUATE = {"linear": evaluate_linear}
+"""What tunes and predicts, by the model of a method: a function of the table, of the
+method, and of a function that returns the seconds left for it."""
+TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
+"""Parts of the time for tuning that a method of each model has."""
 MADE = " columns make "
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
@@ -162,49 +166,62 @@ class AutoComparison:
 
     def _compare(self, chosen: Built, tested: Built) -> dict[str, MethodScores]:
         """Tune every method, and score it; settings that are known stay."""
-        state, task = self.state, chosen.task
-        to_choose = [Split.of(one, "validation", task) for one in chosen.federations]
-        to_test = [Split.of(one, "test", task) for one in tested.federations]
-        state["left_out"], found = [], {}
+        state, task, found = self.state, chosen.task, {}
+        settings = {
+            name: of["setting"]
+            for name, of in state["methods"].items()
+            if "setting" in of
+        }
+        table = Table(
+            self.request,
+            task,
+            chosen,
+            tested,
+            [Split.of(one, "validation", task) for one in chosen.federations],
+            [Split.of(one, "test", task) for one in tested.federations],
+            settings,
+        )
+        state["left_out"] = []
         self._say(
-            f"Comparing {len(candidates.CANDIDATES)} methods by {state['criterion']}, "
-            f"the mean over clients and {len(to_test)} splits; settings are chosen on "
+            f"Comparing {len(CANDIDATES)} methods by {state['criterion']}, the mean "
+            f"over clients and {len(table.to_test)} splits; settings are chosen on "
             "validation rows."
         )
-        share = TUNING * self.seconds / len(candidates.CANDIDATES)
-        for place, candidate in enumerate(candidates.CANDIDATES, start=1):
+        spent, total = 0.0, sum(TIME[one.model] for one in CANDIDATES)
+        for candidate in CANDIDATES:
             name, begun = candidate.name, self._time
             if name not in ALWAYS and begun > TUNING * self.seconds:
                 state["left_out"].append(candidate.title)
                 continue
+            spent += TIME[candidate.model]
+            until = TUNING * self.seconds * spent / total
+            predicted = EVALUATE[candidate.model](table, candidate, self._left(until))
             known = state["methods"].setdefault(name, {"title": candidate.title})
-            if "setting" not in known:
-                known["setting"], known["tuned"] = self._tune(
-                    task, candidate, to_choose, place * share
-                )
+            if name not in settings:
+                known["tuned"] = predicted.complete
+            known["setting"] = settings[name] = dict(predicted.setting)
             if not known["tuned"]:
                 state["left_out"].append(f"more settings of {candidate.title}")
-            validated = measures(task, name, to_choose, known["setting"])
-            measured = measures(task, name, to_test, known["setting"])
+            validated = measure(task, table.to_choose, predicted.validation)
+            measured = measure(task, table.to_test, predicted.test)
             metric = state["metric"]
             found[name] = MethodScores(validated[metric], measured[metric])
             known["validation"] = mean(found[name].validation)
             known["metrics"] = {key: _mean_over(of) for key, of in measured.items()}
             known["test"] = mean(found[name].test)
+            known["splits"] = len(found[name].test)
             known["seconds"] = round(self._time - begun, 2)
             self._save()
             score = f"test {state['criterion']} {known['test']:.4g}"
             self._say(f"{self._time:5.1f} s  {candidate.title}: {score}")
         return found
 
-    def _tune(self, task: Task, candidate: Any, splits: list[Split], until: float):
-        def going() -> bool:
+    def _left(self, until: float) -> Callable[[], float]:
+        def left() -> float:
             self.screen.stop()
-            return self._time < until
+            return until - self._time
 
-        methods = self.state["methods"].items()
-        known = {name: of["setting"] for name, of in methods if "setting" in of}
-        return tune(task, candidate, splits[:TUNING_SPLITS], known, going)
+        return left
 
     def _decide(
         self, scores: dict[str, MethodScores], chosen: Built, tested: Built
@@ -224,7 +241,9 @@ class AutoComparison:
             methods[name]["not_trained"] = why
         trained = {name: of for name, of in scores.items() if name not in failed}
         state["deploy"] = state["findings"] = None
-        if ALONE not in trained or len(trained) < 2:
+        if ALONE not in trained or not any(
+            BY_NAME[name].deployable for name in trained.keys() - {ALONE}
+        ):
             state["verdict"] = verdict.no_verdict(failed)
             return
         counts = np.min(
@@ -233,7 +252,7 @@ class AutoComparison:
         names = [data.name(client) for client in range(data.clients)]
         found = decide(trained, constants, names, counts >= JUDGED)
         for name in trained.keys() - {ALONE}:
-            gaps = trained[ALONE].test - trained[name].test
+            gaps = difference(trained[ALONE].test, trained[name].test)
             ends = dict(zip(("mean_gain", "low", "high"), interval(gaps), strict=True))
             by_client = gaps.mean(axis=0)
             better, worse = int((by_client > 0).sum()), int((by_client < 0).sum())

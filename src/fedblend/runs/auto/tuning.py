@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
+from fedblend.config.build import Built
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.runs.auto import linear
-from fedblend.runs.auto.candidates import ALONE, Candidate
+from fedblend.runs.auto.candidates import ALONE, Candidate, Request
 from fedblend.runs.auto.linear import PooledRows
 
 FACTORS = (10.0, 3.0)
@@ -29,6 +30,38 @@ LITTLE = 1e-4
 """A smaller part of the score is no reason to move."""
 TURNS = 2
 """How often every setting is moved."""
+TUNING_SPLITS = 5
+"""Splits whose validation rows choose settings."""
+
+
+class Table(NamedTuple):
+    """A table as every method takes it."""
+
+    request: Request
+    task: Task
+    chosen: Built
+    """Its splits with validation rows, which choose settings."""
+    tested: Built
+    """The same splits; what is tested is trained on all rows but the test rows."""
+    to_choose: Sequence["Split"]
+    """The rows of ``chosen``: to train on, and of validation."""
+    to_test: Sequence["Split"]
+    """The rows of ``tested``: to train on, and of test."""
+    settings: Mapping[str, Mapping[str, Any]]
+    """Those of the methods that are tuned."""
+
+
+class Predictions(NamedTuple):
+    """What a method predicts, for the splits it had time for: the first ones."""
+
+    setting: Mapping[str, Any]
+    complete: bool
+    """Whether there was time to choose the setting."""
+    validation: Sequence[np.ndarray]
+    """Scores of the validation rows of each split, in the order of ``Table``'s rows:
+    [rows, outputs], before softmax; numbers are centered and scaled by the task."""
+    test: Sequence[np.ndarray]
+    """Scores of the test rows, alike."""
 
 
 class Split(NamedTuple):
@@ -81,11 +114,31 @@ def measures(
 
     The criterion is the first; NaN where a client has no rows, or too few classes.
     """
+    return measure(task, splits, predict(task, name, splits, setting))
+
+
+def predict(
+    task: Task, name: str, splits: Sequence[Split], setting: Mapping[str, float]
+) -> list[np.ndarray]:
+    """The scores of the held-out rows of each split, [rows, outputs]."""
+    return [
+        split.held.scores(models(task, name, split.train, setting)) for split in splits
+    ]
+
+
+def measure(
+    task: Task, splits: Sequence[Split], scores: Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Metrics of every client, [splits, clients], of the first splits if few scores.
+
+    Args:
+        task: what is predicted.
+        splits: with the rows that were held out.
+        scores: of these rows in each split, [rows, outputs].
+    """
     found: dict[str, list[np.ndarray]] = {}
-    for split in splits:
-        held = split.held
-        scores = held.scores(models(task, name, split.train, setting))
-        for key, each in _metrics(task, scores, held).items():
+    for split, of in zip(splits, scores, strict=False):
+        for key, each in _metrics(task, of, split.held).items():
             found.setdefault(key, []).append(each)
     return {key: np.stack(each) for key, each in found.items()}
 
@@ -114,6 +167,28 @@ def _area(scores: np.ndarray, hits: np.ndarray) -> float:
         return float("nan")
     ranks = rankdata(scores)[hits].sum() - positive * (positive + 1) / 2
     return float(ranks / (positive * negative))
+
+
+def evaluate_linear(
+    table: Table, candidate: Candidate, left: Callable[[], float]
+) -> Predictions:
+    """Tune a linear method, and predict with it.
+
+    Args:
+        table: what is predicted; a setting that is known stays.
+        candidate: the method.
+        left: the seconds that are left for it; raises if the user asked to stop.
+    """
+    task, name, complete = table.task, candidate.name, True
+    setting = table.settings.get(name)
+    if setting is None:
+        splits = table.to_choose[:TUNING_SPLITS]
+        setting, complete = tune(
+            task, candidate, splits, table.settings, lambda: left() > 0
+        )
+    validation = predict(task, name, table.to_choose, setting)
+    test = predict(task, name, table.to_test, setting)
+    return Predictions(setting, complete, validation, test)
 
 
 def tune(

@@ -55,7 +55,8 @@ POWER = 0.8
 class MethodScores(NamedTuple):
     """The criterion of a method, or of a constant, [splits, clients]; less is better.
 
-    NaN of a client without rows.
+    NaN of a client without rows. A method that takes long has the first splits only:
+    two methods are compared on the splits that both have.
     """
 
     validation: np.ndarray
@@ -131,6 +132,23 @@ def mean(values: np.ndarray) -> float:
     return found if np.isfinite(found) else np.inf
 
 
+def difference(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """What is above less what is below, on the splits that both have."""
+    splits = min(len(above), len(below))
+    return above[:splits] - below[:splits]
+
+
+def _comparable_means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Means as on all splits: of fewer splits, the difference to the best counts."""
+    most = max(len(of) for of in scores.values())
+    found = {name: mean(of) for name, of in scores.items() if len(of) == most}
+    best = min(found, key=lambda name: found[name])
+    for name in scores.keys() - found.keys():
+        gap = mean(difference(scores[name], scores[best]))
+        found[name] = found[best] + gap
+    return found
+
+
 def find_untrained(
     scores: Mapping[str, MethodScores], constants: Sequence[MethodScores]
 ) -> dict[str, str]:
@@ -161,23 +179,33 @@ def decide(
         judged: which clients have enough test rows to be judged by themselves.
     """
     constant = min(constants, key=lambda one: mean(one.validation))
-    federated = {name: of for name, of in scores.items() if name != ALONE}
+    federated = {
+        name: of
+        for name, of in scores.items()
+        if name != ALONE and BY_NAME[name].deployable
+    }
     validated = {name: of.validation for name, of in federated.items()}
     best, alike = choose(validated, mean(constant.validation))
     candidate = alike[0]
-    gaps = scores[ALONE].test - scores[candidate].test
+    gaps = difference(scores[ALONE].test, scores[candidate].test)
     up, down = clearly_above(gaps), clearly_above(-gaps)
     answer = "alone" if down < LEVEL else "open"
     if up < LEVEL:
         little = NEGLIGIBLE * (mean(constant.test) - mean(scores[candidate].test))
         answer = "together" if mean(gaps) > little else "negligible"
     method = candidate if answer == "together" else ALONE
-    better = min((ALONE, candidate), key=lambda name: mean(scores[name].validation))
-    gained = {name: scores[ALONE].test - of.test for name, of in federated.items()}
-    shared = who_gains(gained["fedavg"], names, judged) if "fedavg" in gained else None
+    means = _comparable_means(
+        {name: scores[name].validation for name in (ALONE, candidate)}
+    )
+    better = min(means, key=lambda name: means[name])
+    shared = None
+    if "fedavg" in federated:
+        gained = difference(scores[ALONE].test, federated["fedavg"].test)
+        shared = who_gains(gained, names, judged)
     return Findings(
         choice=MethodChoice(method, candidate, best, alike),
-        informative=clearly_above(constant.test - scores[better].test) < LEVEL / 2,
+        informative=clearly_above(difference(constant.test, scores[better].test))
+        < LEVEL / 2,
         better=better,
         answer=answer,
         clients=int((~np.isnan(gaps).all(axis=0)).sum()),
@@ -200,7 +228,7 @@ def choose(
         validated: of each method, [splits, clients].
         constant: the value of a constant prediction.
     """
-    means = {name: mean(of) for name, of in validated.items()}
+    means = _comparable_means(validated)
     best = min(means, key=lambda name: means[name])
     unit = max(constant - means[best], 0.0)
 
@@ -208,7 +236,7 @@ def choose(
         gap = means[name] - means[best]
         if gap <= NEGLIGIBLE * unit:
             return True
-        clear = clearly_above(validated[name] - validated[best]) < LEVEL
+        clear = clearly_above(difference(validated[name], validated[best])) < LEVEL
         return gap <= SMALL * unit and not clear
 
     return best, [name for name in BY_NAME if name in means and is_as_good(name)]
