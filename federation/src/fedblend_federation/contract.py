@@ -117,7 +117,8 @@ class Contract:
             columns, shape = self.schema.names, (self.schema.width,)
         numbers = self.config.model.name in LOOKED_UP
         names = labels, columns, numbers
-        return Task(data.kind, outputs, shape, *names, data.center, data.scale)
+        unit = data.center, data.scale, data.log_shift
+        return Task(data.kind, outputs, shape, *names, *unit)
 
     @cached_property
     def row(self) -> PyTree:

@@ -92,6 +92,8 @@ def data_of_nodes(dataset: Dataset, clients: int) -> str:
     task = task_of(dataset)
     if task.kind == "regression":
         lines += [f"center = {task.center!r}", f"scale = {task.scale!r}"]
+    if task.log_shift is not None:
+        lines.append(f"log_shift = {task.log_shift!r}")
     if dataset.label_names:
         lines.append(f"labels = {toml.literal(dataset.label_names)}")
     columns = [f"  {toml.literal(one)}," for one in raw_of(dataset.schema)]

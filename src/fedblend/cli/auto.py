@@ -35,6 +35,13 @@ def auto(
         list[str] | None,
         option("Column to leave out; repeat for more.", "COLUMN"),
     ] = None,
+    scale: Annotated[
+        str | None,
+        option(
+            "log or linear, of a target that is a number; default: by its values.",
+            "SCALE",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/TABLE.", "FOLDER")
     ] = None,
@@ -69,6 +76,7 @@ def auto(
             kind=kind,
             inputs=inputs or (),
             drop=drop or (),
+            scale=scale,
             screen=Screen(screen.note, stop),
         )
     _print(found, place)

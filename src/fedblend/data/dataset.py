@@ -96,6 +96,8 @@ class Dataset(NamedTuple):
     schema: "Schema | None" = None
     """Of a raw table: inputs are its columns as encoded by the schema, NaN where a
     value is missing, and become those of a model after rows are split."""
+    log_shift: float | None = None
+    """Targets are logarithms of the table's numbers plus this; None if as they came."""
     sha256: str = ""
     """Of rows in a folder, which stay in its files and belong to its clients."""
 
@@ -118,6 +120,16 @@ class Task(NamedTuple):
     """What is added to the outputs of a regression, in the unit of the targets."""
     scale: float = 1.0
     """What they are multiplied with before; the training loss is in this unit."""
+    log_shift: float | None = None
+    """Predictions are exp(outputs) less this, and targets of a regression log(number +
+    this); None where outputs are predictions."""
+
+    def in_user_unit(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs for numbers as predictions in the unit of the user's table."""
+        if self.log_shift is None:
+            return outputs
+        with np.errstate(over="ignore"):
+            return np.exp(outputs) - outputs.dtype.type(self.log_shift)
 
 
 def task_of(dataset: Dataset) -> Task:
@@ -127,6 +139,7 @@ def task_of(dataset: Dataset) -> Task:
         shape = (dataset.schema.width,)
         one_number = dataset.kind == "regression" and dataset.outputs == 1
         unit = _unit(dataset.rows[1]) if one_number else {}
+    unit["log_shift"] = dataset.log_shift
     names = dataset.label_names, dataset.columns
     return Task(dataset.kind, dataset.outputs, shape, *names)._replace(**unit)
 

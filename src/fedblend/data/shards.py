@@ -269,6 +269,7 @@ def dataset_in(folder: str | Path) -> Dataset:
             name=Path(folder).name,
             label_names=tuple(task["labels"]),
             columns=tuple(task["columns"]),
+            log_shift=task.get("log_shift"),
             sha256=index.sha256,
         )
 

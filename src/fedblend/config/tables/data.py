@@ -25,6 +25,7 @@ from fedblend.config.table import (
     Count,
     Fraction,
     Index,
+    NotNegative,
     Positive,
     Table,
     Word,
@@ -56,7 +57,7 @@ CLIENTS = {"clients": 10, "concentration": 1.0, "minimum": 20}
 OF_OTHERS = ("classes", "pairs", "path", "per_client")
 """Options of partitions that are not chosen: these need their name."""
 _OWN: dict[str, str | None] = dict.fromkeys(("target", "client", "inputs", "drop"))
-_OWN |= {"kind": None, "preprocess": "auto"}
+_OWN |= {"kind": None, "log_shift": None, "preprocess": "auto"}
 """Keys of a file of one's own, and what they are without one."""
 Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]
 """As of ``fedblend.data.read``."""
@@ -122,6 +123,7 @@ class Data(Table):
     inputs: Word | list[Word] | None = None
     drop: list[Word] | None = None
     kind: Literal["classes", "binary", "regression"] | None = None
+    log_shift: NotNegative | None = None
     preprocess: Preprocess = "auto"
     validation: Fraction = 0.0
     test: Fraction | Literal["official"] = 0.2
@@ -213,6 +215,7 @@ class NodeRows(Data):
         refuse_first(
             (not real and self.scale != 1, "scale", only),
             (not real and self.center != 0, "center", only),
+            (not real and self.log_shift is not None, "log_shift", only),
             (isinstance(self.test, str), "test", held),
             (self.unseen, "unseen", held),
         )
@@ -308,6 +311,7 @@ def load_dataset(data: Data) -> Dataset:
         inputs=data.inputs,
         drop=data.drop or (),
         kind=data.kind,
+        log_shift=data.log_shift,
         preprocess=data.preprocess,
     )
 

@@ -56,6 +56,7 @@ def read(
     inputs: str | Sequence[str] | None = None,
     drop: Sequence[str] = (),
     kind: Kind | None = None,
+    log_shift: float | None = None,
     preprocess: Preprocess = "auto",
 ) -> Dataset:
     """Read a dataset of your own, and check it.
@@ -73,6 +74,8 @@ def read(
             regression, unless they are 0.0 and 1.0 or -1.0 and 1.0; those and two
             different integers or texts are binary, more are classes. More than ten
             different integers in a table are regression.
+        log_shift: of a regression: targets are the logarithms of the numbers plus this,
+            and predictions are in the unit of the numbers again.
         preprocess: "auto": a table is preprocessed when its rows are split, arrays are
             used as they are; "always": arrays [rows, columns] are preprocessed, too;
             "none": numbers are used as they are, and a table with anything else is
@@ -92,7 +95,7 @@ def read(
             raise DataError(f"{path}: drop: needs a table; arrays have no columns")
         raw = _read_arrays(path, target, client, inputs)
         if preprocess in ("auto", "none"):
-            dataset = with_kind(raw, kind, str(path), path.stem)
+            dataset = with_kind(raw, kind, str(path), path.stem, log_shift)
         else:
             table = read_table(raw.inputs)._replace(where=str(path), name=path.stem)
             target, client, inputs = raw.targets, raw.keys, None
@@ -100,7 +103,7 @@ def read(
         chosen = [inputs] if isinstance(inputs, str) else inputs
         table = drop_columns(table, drop, (target, client))
         raw = _raw(table, target, client, chosen, preprocess)
-        dataset = with_kind(raw, kind, table.where, table.name)
+        dataset = with_kind(raw, kind, table.where, table.name, log_shift)
     check(dataset)
     return dataset
 

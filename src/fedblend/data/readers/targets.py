@@ -16,6 +16,10 @@ NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}
 """Texts that are no label, nor the name of a client; "-" and "?" may well be."""
 MOST_CLASSES = 10
 """Up to this many different whole numbers are classes; more are quantities."""
+SKEWED = 1.0
+"""Skewness from which numbers may be better on the log scale."""
+RATIO = 10.0
+"""Of the 95 % and the 5 % quantile: one order of magnitude (Weisberg's log rule)."""
 
 
 def labels_of(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +113,9 @@ def _whole(labels: np.ndarray, present: np.ndarray) -> np.ndarray:
     return np.where(present, labels, 0).astype(np.int64)
 
 
-def with_kind(raw: Raw, kind: Kind | None, where: str, name: str) -> Dataset:
+def with_kind(
+    raw: Raw, kind: Kind | None, where: str, name: str, log_shift: float | None = None
+) -> Dataset:
     """The dataset with targets as class numbers or float32, by their kind."""
     values = raw.targets
     if len(values) == 0:
@@ -148,9 +154,14 @@ def with_kind(raw: Raw, kind: Kind | None, where: str, name: str) -> Dataset:
             raise DataError(
                 f"{where}: a target is {largest:.3g}; at most 3.4e38 is used"
             )
+        if log_shift is not None:
+            values = on_log_scale(values, log_shift, where)
         targets = values.astype(np.float32)
         width = 1 if targets.ndim == 1 else targets.shape[1]
-        return Dataset((raw.inputs, targets), "regression", width, **known)
+        rows, known["log_shift"] = (raw.inputs, targets), log_shift
+        return Dataset(rows, "regression", width, **known)
+    if log_shift is not None:
+        raise DataError(f"{where}: log_shift: is for numbers (regression), not classes")
     if values.ndim != 1:
         raise DataError(
             f"{where}: class targets must be one a row, not of shape {values.shape}"
@@ -171,6 +182,43 @@ def with_kind(raw: Raw, kind: Kind | None, where: str, name: str) -> Dataset:
     return Dataset(rows, kind, outputs, label_names=tuple(map(str, names)), **known)
 
 
+def on_log_scale(values: np.ndarray, shift: float, where: str) -> np.ndarray:
+    """The logarithms of numbers plus a shift."""
+    moved = values.astype(np.float64) + shift
+    if not (moved > 0).all():
+        row = int(np.flatnonzero(~(moved > 0))[0])
+        raise DataError(
+            f"{where}: log_shift: target {values.flat[row]:g} in row {row} (counted "
+            f"from 0) plus {shift:g} has no logarithm; numbers must be above {-shift:g}"
+        )
+    return np.log(moved)
+
+
+def log_shift_of(values: np.ndarray) -> float | None:
+    """What to add to skewed numbers before their logarithm; None if they stay linear.
+
+    They go on the log scale if none is negative, they spread over more than one order
+    of magnitude, and logarithms are less than half as skewed. One is added if there are
+    zeros.
+
+    >>> log_shift_of(np.exp(np.arange(-3, 4))), log_shift_of(np.arange(100.0))
+    (0.0, None)
+    """
+    values = values.astype(np.float64).ravel()
+    if not values.size or values.min() < 0 or np.ptp(values) == 0:
+        return None
+    shift = 0.0 if values.min() > 0 else 1.0
+    low, high = np.quantile(values, [0.05, 0.95]) + shift
+    skewness, after = _skewness(values), _skewness(np.log(values + shift))
+    skewed = skewness > SKEWED and abs(after) < skewness / 2
+    return shift if skewed and high > RATIO * low else None
+
+
+def _skewness(values: np.ndarray) -> float:
+    gap = values - values.mean()
+    return float((gap**3).mean() / (gap**2).mean() ** 1.5)
+
+
 def targets_of(values: np.ndarray, task: Task, where: str) -> np.ndarray:
     """Targets as in the task: real numbers, or numbers of its classes."""
     if task.kind in ("classes", "binary"):
@@ -189,6 +237,8 @@ def targets_of(values: np.ndarray, task: Task, where: str) -> np.ndarray:
             f"{where}: {width} targets a row, but the model was trained on "
             f"{task.outputs}"
         )
+    if task.log_shift is not None:
+        values = on_log_scale(values, task.log_shift, where)
     return values.astype(np.float32)
 
 

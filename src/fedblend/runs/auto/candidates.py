@@ -94,6 +94,8 @@ class Request(NamedTuple):
     kind: str | None = None
     inputs: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+    scale: str | None = None
+    """Of targets that are numbers: "log" or "linear"; by their values if None."""
 
 
 def configuration(
@@ -105,6 +107,7 @@ def configuration(
     kind: str = "binary",
     validation: float = 0.0,
     metrics: Sequence[str] | None = None,
+    log_shift: float | None = None,
 ) -> Config:
     """The configuration of a method.
 
@@ -116,6 +119,7 @@ def configuration(
         kind: of the target.
         validation: part of each client's rows that is not trained on.
         metrics: what is measured; the usual ones if None.
+        log_shift: of targets on the log scale.
     """
     data: dict[str, Any] = {
         "file": str(request.table),
@@ -128,6 +132,8 @@ def configuration(
     columns = {"inputs": list(request.inputs), "drop": list(request.drop)}
     asked = {"kind": request.kind, **columns}
     data |= {key: value for key, value in asked.items() if value}
+    if log_shift is not None:
+        data["log_shift"] = log_shift
     rounds, steps = ROUNDS[kind]
     model: dict[str, Any] = {"name": MODEL}
     if name == "flix":

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
 from fedblend.data.dataset import DataError
-from fedblend.errors import RunError
+from fedblend.errors import RunError, UserError
 from fedblend.metrics.registry import STANDARD
 from fedblend.report.page import write_page
 from fedblend.runs import run_folder
@@ -65,6 +65,8 @@ EVALUATE = {"linear": evaluate_linear}
 method, and of a function that returns the seconds left for it."""
 TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
 """Parts of the time for tuning that a method of each model has."""
+SCALES = (None, "log", "linear")
+"""Of targets that are numbers."""
 MADE = " columns make "
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
@@ -103,7 +105,12 @@ class AutoComparison:
 
     def judge(self) -> list[int]:
         """Look, tune and decide; the seeds of the splits."""
-        self._look(self._build("fedavg", [0], candidates.VALIDATION))
+        built = self._build("fedavg", [0], candidates.VALIDATION)
+        shift = description.log_shift(built, self.request)
+        if shift is not None:
+            self.state["log_shift"] = shift
+            built = self._build("fedavg", [0], candidates.VALIDATION)
+        self._look(built)
         splits = np.clip(ROWS // self.state["seen"]["rows"], LEAST_SPLITS, SPLITS)
         seeds = list(range(int(splits)))
         chosen = self._build("fedavg", seeds, candidates.VALIDATION)
@@ -134,6 +141,7 @@ class AutoComparison:
     def _config(self, name: str, seeds: list[int], **options: Any) -> Config:
         known = self.state["methods"].get(name, {})
         setting = known.get("setting", BY_NAME[name].first)
+        options["log_shift"] = self.state.get("log_shift")
         return candidates.configuration(
             self.request, name, setting, seeds=seeds, **options
         )
@@ -156,6 +164,8 @@ class AutoComparison:
                 "models"
             )
         state["metric"], state["criterion"] = CRITERIA[kind]
+        if built.task.log_shift is not None:
+            state["criterion"] += " of the logarithm"
         state["kind"] = kind
         state["seen"] = description.describe(built)
         # What becomes of the columns is said below, column by column.
@@ -454,6 +464,7 @@ def auto(
     kind: str | None = None,
     inputs: Sequence[str] = (),
     drop: Sequence[str] = (),
+    scale: str | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> AutoResult:
@@ -470,6 +481,7 @@ def auto(
         kind: "classes", "binary" or "regression"; by the target's values if None.
         inputs: columns to predict from; all others if empty.
         drop: columns to leave out, such as an identifier or a second outcome.
+        scale: "log" or "linear", of a target that is a number; by its values if None.
         quiet: print nothing.
         screen: callbacks instead of printing.
     """
@@ -477,7 +489,9 @@ def auto(
     path = Path(table) if isinstance(table, str | Path) else _store(table, folder)
     if screen is None:
         screen = Screen() if quiet else Screen(print)
-    request = Request(path, client, target, kind, tuple(inputs), tuple(drop))
+    if scale not in SCALES:
+        raise UserError("scale", scale, '"log" or "linear"')
+    request = Request(path, client, target, kind, tuple(inputs), tuple(drop), scale)
     AutoComparison(request, folder, minutes, screen).complete()
     return AutoResult(folder)
 

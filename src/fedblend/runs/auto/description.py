@@ -16,6 +16,8 @@ import numpy as np
 from fedblend.config.build import Built
 from fedblend.data.dataset import DataError, generator
 from fedblend.data.federated import FederatedData
+from fedblend.data.readers.targets import log_shift_of
+from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.linear import PooledRows
 from fedblend.runs.auto.verdict import JUDGED
 
@@ -52,6 +54,25 @@ def check(data: FederatedData, kind: str, client: str, target: str) -> None:
         raise DataError(f"{target}: is the same in all rows; there is nothing to learn")
 
 
+def log_shift(built: Built, request: Request) -> float | None:
+    """What is added to targets before their logarithm; None if they stay as they are.
+
+    Raises:
+        DataError: a logarithm is asked for, of a target that has none.
+    """
+    numbers = built.task.kind == "regression" and built.task.outputs == 1
+    if request.scale == "log" and not numbers:
+        raise DataError(
+            f"--scale log: {request.target} is no single number, but {built.task.kind}"
+        )
+    if not numbers or request.scale == "linear":
+        return None
+    targets = all_rows(built.federated_data)[1]
+    if request.scale == "log":
+        return 0.0 if targets.min() > 0 else 1.0
+    return log_shift_of(targets)
+
+
 def describe(built: Built) -> dict[str, Any]:
     """The description as plain values."""
     data, task = built.federated_data, built.task
@@ -72,6 +93,7 @@ def describe(built: Built) -> dict[str, Any]:
     else:
         flat = targets.reshape(len(targets), -1)
         seen["target_between_clients"] = float(variance_between(flat, owner).mean())
+        seen["log_shift"] = task.log_shift
     shares = variance_between(inputs, owner)
     names = _features(built, inputs.shape[1])
     order = np.argsort(-shares)[:NAMED]
@@ -158,10 +180,18 @@ def lines(seen: dict[str, Any]) -> list[str]:
     if "classes" in seen:
         said.append(_label_line(seen))
     else:
-        share = seen["target_between_clients"]
+        share, shift = seen["target_between_clients"], seen["log_shift"]
+        what = "a number"
+        if shift is not None:
+            inside = f"it + {shift:g}" if shift else "it"
+            what = (
+                f"a skewed number, so models predict log({inside}), errors are those "
+                "of the logarithm, and predictions are in the unit of the table "
+                "(--scale linear: without the logarithm)"
+            )
         said.append(
-            f"The target is a number; {share:.0%} of its variance lies between "
-            f"clients ({_much(share)})."
+            f"The target is {what}; {share:.0%} of its variance lies between clients "
+            f"({_much(share)})."
         )
     share = seen["inputs_between_clients"]
     most = ", ".join(

@@ -104,6 +104,9 @@ def _results(
     graph.add("Identity", outputs, outputs=["outputs"])
     found = [graph.value_info("outputs", np.float32, shape)]
     if task.kind == "regression":
+        if task.log_shift is not None:
+            outputs = graph.add("Exp", outputs)
+            outputs = graph.add("Sub", outputs, np.float32(task.log_shift))
         graph.add("Identity", outputs, outputs=["prediction"])
         return [graph.value_info("prediction", np.float32, shape), *found]
     if task.kind == "tags":
