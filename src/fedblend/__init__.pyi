@@ -158,6 +158,9 @@ from fedblend.runs.compare import (
 from fedblend.runs.compare import (
     sweep as sweep,
 )
+from fedblend.runs.judge import (
+    judge as judge,
+)
 from fedblend.runs.personalize import (
     personalize_from as personalize_from,
 )

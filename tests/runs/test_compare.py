@@ -5,10 +5,12 @@
 import copy
 import csv
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
+import fedblend as fb
 from fedblend.config.config import check, dump
 from fedblend.errors import ConfigError, RunError
 from fedblend.runs import per_row_scores, results, run_folder
@@ -62,6 +64,25 @@ def table(path):
     """The rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_the_referee_finds_what_the_comparison_found(made):
+    """From the table of clients alone, without the rows."""
+    out, found, _ = made
+    asked: Any = {"method": "run", "client": "id", "score": "test_personal_accuracy"}
+    judged = fb.judge(
+        out / "clients.csv", baseline="fedavg", higher_is_better=True, **asked
+    )
+    (one,) = judged.candidates
+    tested = next(
+        of for of in found.differences if {of.name, of.other} == {"fedavg", "apfl"}
+    )
+    sign = 1 if tested.name == "apfl" else -1
+    mean, *ends = tested.gain.mean
+    assert one.gain == pytest.approx(sign * mean, rel=1e-4, abs=1e-9)
+    ends = sorted(sign * end for end in ends)
+    assert [one.low, one.high] == pytest.approx(ends, rel=1e-4, abs=1e-9)
+    assert one.p == pytest.approx(tested.p, rel=1e-3)
 
 
 @pytest.mark.slow

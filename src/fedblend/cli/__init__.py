@@ -25,6 +25,7 @@ from fedblend.cli import (
     compare,
     data,
     init,
+    judge,
     list_,
     personalize,
     plan,
@@ -49,6 +50,7 @@ app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("sweep")(compare.sweep)
+app.command("judge")(judge.judge)
 app.command("export")(predict.export)
 app.command("predict")(predict.predict)
 app.command("personalize")(personalize.personalize)

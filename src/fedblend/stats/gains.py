@@ -16,9 +16,9 @@ from fedblend.metrics import Metric
 from fedblend.stats.intervals import (
     TAIL,
     PairedValues,
+    error_sources,
+    half_width,
     interval_ends,
-    seed_spread,
-    student,
 )
 
 Measured = dict[str, dict[str, dict[str, np.ndarray]]]
@@ -243,6 +243,5 @@ def _client_mean(gaps: np.ndarray, ends) -> tuple[float, float, float]:
     if clients == 1:
         low, high = (float(end[~np.isnan(end)][0]) for end in ends)
         return mean, low, high
-    error = gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients)
-    half = np.hypot(student(clients - 1) * error, seed_spread(gaps.mean(axis=1)))
-    return mean, float(mean - half), float(mean + half)
+    half = half_width(error_sources(gaps))
+    return mean, mean - half, mean + half

@@ -194,6 +194,34 @@ _LEAST = -700.0
 """The smallest logarithm of a p-value."""
 
 
+def error_sources(gaps: np.ndarray, overlap: float = 0.0) -> list[tuple[int, float]]:
+    """Degrees of freedom and standard error of a mean of differences: clients, seeds.
+
+    Args:
+        gaps: the differences, [seeds, clients].
+        overlap: rows held out over rows trained on, where seeds are splits of the same
+            rows; their errors are not independent (Nadeau and Bengio, 2003).
+    """
+    seeds, clients = gaps.shape
+    found = []
+    if clients > 1:
+        found.append((clients - 1, gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients)))
+    if seeds > 1:
+        error = gaps.mean(axis=1).std(ddof=1) * np.sqrt(1 / seeds + overlap)
+        found.append((seeds - 1, error))
+    return found
+
+
+def half_width(sources: Sequence[tuple[int, float]], level: float = LEVEL) -> float:
+    """Half of the interval of a mean with these errors; infinite without any."""
+    from scipy.special import stdtrit
+
+    if not sources:
+        return float("inf")
+    ends = [error * stdtrit(free, level / 2) for free, error in sources]
+    return float(np.hypot.reduce(ends))
+
+
 def p_value(gaps: np.ndarray) -> float:
     """Of the mean of differences, [seeds, clients]; see the module's text.
 
@@ -203,18 +231,23 @@ def p_value(gaps: np.ndarray) -> float:
     >>> round(p_value(np.array([[1.0, 2.0, 3.0]])), 4)
     0.0742
     """
-    from scipy.optimize import brentq
-    from scipy.special import stdtr, stdtrit
-
-    seeds, clients = gaps.shape
     if gaps.size and not gaps.any():
         return 1.0
-    if clients < 2:
+    if gaps.shape[1] < 2:
         return float("nan")
-    mean = abs(float(gaps.mean()))
-    sources = [(clients - 1, gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients))]
-    if seeds > 1:
-        sources.append((seeds - 1, gaps.mean(axis=1).std(ddof=1) / np.sqrt(seeds)))
+    return p_of_mean(abs(float(gaps.mean())), error_sources(gaps))
+
+
+def p_of_mean(mean: float, sources: Sequence[tuple[int, float]]) -> float:
+    """The level at which the interval of a mean just reaches zero; NaN without errors.
+
+    Args:
+        mean: above zero.
+        sources: its degrees of freedom and standard errors.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import stdtr
+
     # Rounding leaves a spread where there is none.
     sources = [(free, e) for free, e in sources if e > 1e-12 * mean]
     if not sources:
@@ -225,9 +258,7 @@ def p_value(gaps: np.ndarray) -> float:
 
     def beyond(log: float) -> float:
         """How far the interval at a level reaches beyond zero."""
-        tail = np.exp(log) / 2
-        half = np.hypot(*(e * stdtrit(free, tail) for free, e in sources))
-        return float(half - mean)
+        return half_width(sources, np.exp(log)) - mean
 
     if beyond(_LEAST) < 0:
         return float(np.exp(_LEAST))
@@ -235,8 +266,10 @@ def p_value(gaps: np.ndarray) -> float:
     return float(np.exp(log))
 
 
-def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
+def holm(p: Sequence[float] | np.ndarray, tests: int = 0) -> np.ndarray:
     """Holm's correction; what could not be tested is NaN and does not count.
+
+    ``tests`` is the number of all tests, where only the best of them are known.
 
     >>> holm([0.01, 0.04, 0.03]).round(3)
     array([0.03, 0.06, 0.06])
@@ -244,7 +277,7 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     values = np.asarray(p, float)
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.argsort(values[known], kind="stable")]
-    steps = values[order] * np.arange(len(order), 0, -1)
+    steps = values[order] * (max(tests, len(order)) - np.arange(len(order)))
     corrected = np.full(values.shape, np.nan)
     corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
     return corrected

@@ -1,0 +1,98 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend judge``: which methods are better than a baseline, from their scores."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedblend.cli import screen
+from fedblend.cli.screen import option
+
+if TYPE_CHECKING:
+    from fedblend.runs.judge import Judgement
+
+
+def judge(
+    scores: Annotated[
+        list[Path],
+        typer.Argument(metavar="SCORES...", help="Files: .csv, .tsv or .json."),
+    ],
+    baseline: Annotated[
+        str | None, option("Method to compare with; default: baseline.", "METHOD")
+    ] = None,
+    searched: Annotated[
+        int | None,
+        option("Candidates that were tried; default: those in the file.", "N", min=1),
+    ] = None,
+    higher_is_better: Annotated[
+        bool | None,
+        typer.Option(
+            "--higher-is-better/--lower-is-better",
+            help="Which scores are better; default: by the name of a known metric.",
+        ),
+    ] = None,
+    method: Annotated[str | None, option("Column of the method.", "COLUMN")] = None,
+    client: Annotated[str | None, option("Column of the client.", "COLUMN")] = None,
+    seed: Annotated[str | None, option("Column of the seed.", "COLUMN")] = None,
+    score: Annotated[
+        str | None, option("Column of the score, or metric of a history.", "COLUMN")
+    ] = None,
+    overlap: Annotated[
+        float,
+        option("Test rows over training rows, where seeds resplit a table.", min=0.0),
+    ] = 0.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON and no table.")
+    ] = False,
+) -> None:
+    """Compare scores of any library with a baseline, and say what is clear of chance.
+
+    Scores are paired by client and seed. Gains have intervals; p-values are corrected
+    for all candidates that were searched. Reads tables with the columns method, client,
+    seed and score, NVFlare's results.tsv, and Flower's histories as METHOD-SEED.json.
+
+    [bold]Examples[/bold]
+
+    fedblend judge scores.csv --baseline fedavg --higher-is-better
+
+    fedblend judge results.tsv --higher-is-better --searched 40
+
+    fedblend judge fedavg-*.json ours-*.json --baseline fedavg --score accuracy
+    """
+    from fedblend.runs.judge import judge as judge_scores
+
+    found = judge_scores(
+        scores,
+        baseline=baseline,
+        searched=searched,
+        higher_is_better=higher_is_better,
+        method=method,
+        client=client,
+        seed=seed,
+        score=score,
+        overlap=overlap,
+    )
+    if as_json:
+        typer.echo(json.dumps(found.plain(), indent=1))
+        return
+    _show(found)
+
+
+def _show(found: "Judgement") -> None:
+    heads = ("method", "score", "gain", "95 % interval", "p", "corrected")
+    from rich.markup import escape
+
+    shown = screen.table(*heads, "clients", "helped", "harmed", right=1)
+    for one in found.candidates:
+        texts = (f"{one.score:.4g}", f"{one.gain:+.3g}")
+        ends = f"{one.low:.3g} to {one.high:.3g}"
+        chances = (f"{one.p:.2g}", f"{one.corrected:.2g}")
+        counts = (one.clients, len(one.helped), len(one.harmed))
+        name = escape(one.method)
+        name = f"[bold]{name}[/bold]" if one.clear else name
+        shown.add_row(name, *texts, ends, *chances, *map(str, counts))
+    screen.console().print(shown)
+    screen.say(*found.verdict)

@@ -1,0 +1,177 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of methods from the files of any library.
+
+- A table (.csv, .tsv) or a frame: columns method, client, seed, score. Without a column
+  of clients there is one client; without seeds, repeated rows are repeated runs.
+- NVFlare's ``results.tsv`` of an automatic search: the method is the description of a
+  row, the baseline the first row or the one with the status "baseline"; rows without a
+  score count as candidates that were tried.
+- Flower's history as JSON, one file for each run, ``METHOD-SEED.json``: the last round
+  of the metric that ``score`` names, distributed before centralized.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedblend.errors import RunError, hint
+
+NVFLARE = {"commit", "score", "status", "description"}
+"""Columns by which a table of NVFlare's is known."""
+RUN_NAME = re.compile(r"(?P<method>.+?)[-_.](?:seed)?[-_]?(?P<seed>\d+)")
+FLOWER = ("distributed", "centralized"), ("clientapp", "serverapp")
+"""Where values come from, in Flower's History and in its later Result."""
+
+
+class Columns(NamedTuple):
+    """Names of columns; None is the usual one, which may be absent for client, seed."""
+
+    method: str | None = None
+    client: str | None = None
+    seed: str | None = None
+    score: str | None = None
+
+
+class Scores(NamedTuple):
+    """The scores of methods, by seed and client."""
+
+    where: str
+    values: dict[str, dict[tuple[str, str], float]]
+    baseline: str | None = None
+    """The baseline, where the files tell."""
+    tried: int = 0
+    """Methods that were tried, also those without a score."""
+
+
+Row = Mapping[str, Any]
+
+
+def read_scores(source: Any, columns: Columns) -> Scores:
+    """The scores of files, a frame, or a mapping from names to columns."""
+    if isinstance(source, str | Path):
+        source = [source]
+    if isinstance(source, Sequence):
+        paths = [Path(path) for path in source]
+        kinds = {path.suffix for path in paths}
+        if kinds == {".json"}:
+            rows = [row for path in paths for row in _flower_rows(path, columns.score)]
+            return _table(_where(paths), rows, Columns())
+        rows = [row for path in paths for row in _file_rows(path)]
+        if rows and rows[0].keys() >= NVFLARE:
+            return _nvflare(_where(paths), rows)
+        return _table(_where(paths), rows, columns)
+    names = list(source.keys() if hasattr(source, "keys") else source.columns)
+    each = zip(*(np.asarray(source[name]).tolist() for name in names), strict=True)
+    return _table(
+        "scores", [dict(zip(names, row, strict=True)) for row in each], columns
+    )
+
+
+def _where(paths: Sequence[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise RunError(f"{path}: is no text file") from None
+
+
+def _file_rows(path: Path) -> list[Row]:
+    if path.suffix not in (".csv", ".tsv"):
+        raise RunError(f"{path}: is no table (.csv, .tsv) and no history (.json)")
+    lines = csv.reader(
+        _text(path).splitlines(), delimiter="\t" if path.suffix == ".tsv" else ","
+    )
+    try:
+        heading, *rows = [line for line in lines if line]
+        return [dict(zip(heading, row, strict=True)) for row in rows]
+    except (ValueError, csv.Error):
+        raise RunError(f"{path}: is no table: a row is longer than the first") from None
+
+
+def _table(where: str, rows: Sequence[Row], columns: Columns) -> Scores:
+    if not rows:
+        raise RunError(f"{where}: has no rows")
+    names = {}
+    for key, asked in columns._asdict().items():
+        names[key] = asked or key
+        missing = names[key] not in rows[0]
+        if missing and (asked or key in ("method", "score")):
+            raise RunError(f"{where}: has no column {names[key]!r}; {_known(rows[0])}")
+    values: dict[str, dict[tuple[str, str], float]] = {}
+    for row in rows:
+        own = values.setdefault(str(row[names["method"]]), {})
+        client = str(row.get(names["client"], ""))
+        seed = str(row.get(names["seed"], ""))
+        if names["seed"] not in row:
+            seed = str(sum(client == other for _, other in own))
+        if (seed, client) in own:
+            place = f"{row[names['method']]!r}, client {client!r}, seed {seed!r}"
+            raise RunError(f"{where}: two scores of method {place}")
+        own[seed, client] = _number(row[names["score"]], where)
+    return Scores(where, values, tried=len(values))
+
+
+def _known(row: Row) -> str:
+    return f"there are {', '.join(map(str, row))}"
+
+
+def _number(text: Any, where: str) -> float:
+    """A score; an empty one is not known."""
+    try:
+        return float(text) if text not in ("", None) else float("nan")
+    except (TypeError, ValueError):
+        raise RunError(f"{where}: score: {text!r} is not a number") from None
+
+
+def _nvflare(where: str, rows: Sequence[Row]) -> Scores:
+    """Candidates of an automatic search, each with one score for all clients."""
+    made = [row for row in rows if row["status"] != "crash" and row["score"]]
+    first = [row for row in rows if row["status"] == "baseline"] or made
+    found = _table(where, made, Columns(method="description"))
+    tried = len({row["description"] for row in rows})
+    return found._replace(baseline=first[0]["description"], tried=tried)
+
+
+def _flower_rows(path: Path, metric: str | None) -> Iterable[Row]:
+    """The last values of a history, one for each client it tells apart."""
+    named = RUN_NAME.fullmatch(path.stem)
+    method, seed = named.groups() if named else (path.stem, "0")
+    try:
+        content = json.loads(_text(path))
+    except json.JSONDecodeError:
+        raise RunError(f"{path}: is no JSON") from None
+    known = _last_values(content) if isinstance(content, dict) else {}
+    if metric is None or metric not in known:
+        raise RunError(f"{path}: --score: {metric!r}: {hint(metric or '', known)}")
+    value = known[metric]
+    if not isinstance(value, dict | list):
+        value = {"": value}
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for client, score in pairs:
+        yield {"method": method, "seed": seed, "client": client, "score": score}
+
+
+def _last_values(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Every metric of a history in its last round."""
+    found: dict[str, Any] = {}
+    for old, new in zip(*FLOWER, strict=True):
+        series = dict(content.get(f"metrics_{old}") or {})
+        if content.get(f"losses_{old}"):
+            series.setdefault("loss", content[f"losses_{old}"])
+        for name, pairs in series.items():
+            if pairs:
+                found.setdefault(name, max(pairs, key=lambda pair: pair[0])[1])
+        rounds = content.get(f"evaluate_metrics_{new}") or {}
+        if rounds:
+            for name, value in rounds[max(rounds, key=int)].items():
+                found.setdefault(name, value)
+    return found
