@@ -110,6 +110,38 @@ def test_new_clients_get_models_and_the_run_stays_as_it_was(finished, capsys):
     assert words["client"] == "D/1"
 
 
+def test_personal_models_predict_and_are_exported(finished, capsys):
+    write("new.csv", rows_of("D", 12))
+    assert main(["personalize", str(finished), "--data", "new.csv"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "personal.safetensors", "new.csv"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "row,prediction"
+    assert [line.split(",")[0] for line in printed[1:]] == [str(i) for i in range(12)]
+    assert main(["export", "personal.safetensors", "--to", "npz"]) == 0
+    assert main(["predict", "personal.npz", "new.csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[-13:] == printed
+    assert main(["export", "personal.safetensors", "--to", "npz"]) == 2
+    assert "not overwritten" in capsys.readouterr().err
+    assert main(["export", "personal.safetensors", "--shared"]) == 2
+    assert "is one model" in capsys.readouterr().err
+
+
+def test_nothing_is_compared_with_a_model_that_nobody_trained(
+    finished, tmp_path, capsys
+):
+    """A run in which no client sent anything has only an untrained shared model."""
+    copied = shutil.copytree(finished, tmp_path / "alone")
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["runs"][0]["bits"]["up"] = 0
+    (copied / "summary.json").write_text(json.dumps(summary))
+    write("new.csv", rows_of("D", 20))
+    assert main(["personalize", str(copied), "--data", "new.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "no shared model" in said
+    assert " yes" not in said
+
+
 def test_one_new_client_of_one_class_in_the_terminal(finished, capsys):
     ill = [row for row in rows_of("", 20) if row[3] == "ill"]
     write("alone.csv", [row[1:] for row in ill], HEAD[1:])

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import Format, Imports, OutputFormat, SavedRun, Seed, option
+from fedblend.cli.screen import Format, Imports, OutputFormat, Seed, option
 
 if TYPE_CHECKING:
     from fedblend.runs.personalize import ClientGain
 
 
 def personalize(
-    run: SavedRun,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
+    ],
     data: Annotated[
         Path,
         option("Rows of the new clients: .csv, .parquet, .npz or a folder.", "FILE"),
@@ -96,11 +98,13 @@ def _print(gains: list["ClientGain"], paths: list[Path]) -> None:
     known = [gain.gained for gain in gains if gain.low == gain.low]
     better, worse = known.count(True), known.count(False)
     model = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-    screen.say(
-        f"gained: {better} of {len(known)} that could be compared, {worse} lost, "
-        f"{len(known) - better - worse} could be either (95 % intervals)",
-        f"model: {model}",
+    told = (
+        f"{better} of {len(known)} that could be compared, {worse} lost, "
+        f"{len(known) - better - worse} could be either (95 % intervals)"
     )
+    if all(gain.before != gain.before for gain in gains):
+        told = "there is no shared model, or there are no rows, to compare on"
+    screen.say(f"gained: {told}", f"model: {model}")
 
 
 def _cells(gain: "ClientGain") -> list[Any]:

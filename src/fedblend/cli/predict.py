@@ -8,11 +8,17 @@ from typing import Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import Imports, SavedRun, Seed, option
+from fedblend.cli.screen import Imports, Seed, option
 
 
 def export(
-    folder: SavedRun,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a finished run, or a .safetensors or .npz file of a model.",
+        ),
+    ],
     client: Annotated[
         list[str] | None,
         option("A client, by id or name; may be given several times.", "ID"),
@@ -27,7 +33,11 @@ def export(
     seed: Seed = None,
     imports: Imports = False,
     out: Annotated[
-        Path | None, option("Folder of the files; default: RUN/exports.", "FOLDER")
+        Path | None,
+        option(
+            "Folder of the files; default: RUN/exports, for a file its own folder.",
+            "FOLDER",
+        ),
     ] = None,
 ) -> None:
     """Write models of a run as files, with a model card beside each.
@@ -43,9 +53,15 @@ def export(
     fedblend export runs/first --all --to torch --out models
     """
     from fedblend.errors import RunError
-    from fedblend.runs.export.export import export_models
+    from fedblend.runs.export.export import export_file, export_models
     from fedblend.runs.saved_run import load
 
+    if folder.is_file():
+        if client or everybody or shared or seed is not None:
+            raise RunError(f"{folder}: is one model; only --to and --out fit it")
+        path = export_file(folder, out or folder.parent, to, imports=imports)
+        screen.say(f"model: {path}")
+        return
     if not (client or everybody or shared):
         raise RunError("export: say whose model: --client ID, --all or --shared")
     if client and everybody:

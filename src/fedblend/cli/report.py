@@ -40,9 +40,10 @@ def show(
     """
     from fedblend.errors import RunError
     from fedblend.report.terminal import show as show_rows
-    from fedblend.runs.run_folder import Folder, read_rows, read_summary
+    from fedblend.runs.run_folder import find_run, read_rows, read_summary
 
-    run = Folder(folder)
+    run = find_run(folder)
+    folder = run.path
     if not run.config.is_file():
         raise RunError(f"{folder}: is not the folder of a run (no config.toml)")
     if not run.metrics.is_file():

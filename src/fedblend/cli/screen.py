@@ -39,9 +39,6 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
 ]
-SavedRun = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
-]
 Seed = Annotated[int | None, option("Which seed of the run; default: the first.", "N")]
 Imports = Annotated[
     bool, typer.Option("--imports", help="Import the code that the run names.")

@@ -52,8 +52,10 @@ from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.metrics import Metric, main_first
 from fedblend.runs import run_folder
-from fedblend.runs.saved_run import load
+from fedblend.runs.export.portable import Portable, as_safetensors
+from fedblend.runs.saved_run import SavedRun, load
 from fedblend.simulation.personalize import NewClients, personalize
+from fedblend.simulation.serialize import write_atomically
 from fedblend.trees import precision
 
 if TYPE_CHECKING:
@@ -211,12 +213,16 @@ class Personalized(NamedTuple):
     """The new clients of a run, with their models."""
 
     clients: NewClients
+    run: SavedRun
     seed: int
     """The seed of the run whose shared model they got."""
     round: str
 
     def gains(self) -> list[ClientGain]:
-        """A line for each client, by the main metric of the task."""
+        """A line for each client, by the main metric of the task.
+
+        Nothing is compared where the run has no shared model that predicts.
+        """
         data, measured = self.clients.federated_data, self.clients.measured
         metric, values = "loss", np.full((data.clients, 4), np.nan)
         if "test" in measured:
@@ -226,6 +232,8 @@ class Personalized(NamedTuple):
             gain = self.clients.evidence.gain("test", metric, "shared")
             both = models["shared"][metric], models["personal"][metric]
             values = np.stack([*both, gain.low, gain.high], axis=1)
+            if self.run.unshared:
+                values[:, [0, 2, 3]] = np.nan
         train, test = data.train.counts, data.test and data.test.counts
         return [
             ClientGain(
@@ -239,7 +247,7 @@ class Personalized(NamedTuple):
         ]
 
     def save(self, path: Path) -> list[Path]:
-        """Write the models in the format of runs; a file for each of several clients.
+        """Write the models as exports do, with all that predicting needs.
 
         The file of each of several clients has its name added. No file is overwritten.
         """
@@ -252,9 +260,13 @@ class Personalized(NamedTuple):
         for place in paths:
             if place.exists():
                 raise RunError(f"{place}: exists already and is not overwritten")
+        run, fitted = self.run, self.run.preprocessing(self.seed)
         for client, place in enumerate(paths):
-            facts = {"seed": self.seed, "round": self.round, "client": names[client]}
-            run_folder.write_model(place, self.clients.personal(client), **facts)
+            facts = {"seed": str(self.seed), "round": self.round}
+            facts["client"] = names[client]
+            params = self.clients.personal(client)
+            model = Portable(run.config, run.task, params, fitted, facts)
+            write_atomically(place, as_safetensors(model))
         return paths
 
 
@@ -319,7 +331,7 @@ def personalize_from(
             rate=rate,
             features=model.features,
         )
-    return Personalized(found, chosen, about.get("round", ""))
+    return Personalized(found, saved, chosen, about.get("round", ""))
 
 
 def _data(

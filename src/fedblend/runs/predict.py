@@ -40,8 +40,8 @@ class TablePredictions(NamedTuple):
     """Whose model each row got, where rows have different ones."""
 
     def columns(self, probabilities: bool = False) -> dict[str, Any]:
-        """The columns of a table of predictions."""
-        found: dict[str, Any] = {}
+        """The columns of a table of predictions; rows are counted from 0."""
+        found: dict[str, Any] = {"row": list(range(len(self.labels)))}
         if self.clients is not None:
             found["client"] = list(self.clients)
         found["prediction"] = [_plain(one) for one in self.labels]

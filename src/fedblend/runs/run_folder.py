@@ -69,6 +69,8 @@ KEPT, SHARED, LEFT_OUT = "kept", "shared", "left out"
 clients deploy the shared model, or they were not kept."""
 
 
+AUTO = "auto.json"
+"""What a comparison by ``fedblend auto`` has in its folder."""
 MOST_BYTES = 8 * 2**30
 """The models of all clients and seeds are kept up to this size by default."""
 AT_ONCE = 256
@@ -110,6 +112,23 @@ class Folder:
     def preprocessing(self, seed: int | None) -> Path:
         """What turns columns into inputs; ``seed`` where each has its own split."""
         return self.path / f"preprocessing{_suffix(seed)}.json"
+
+
+def find_run(path: Path) -> Folder:
+    """The folder of a run; that of ``fedblend auto`` stands for what it deploys.
+
+    Raises:
+        RunError: the comparison deploys nothing.
+    """
+    if not (path / AUTO).is_file():
+        return Folder(path)
+    method = read_json(path / AUTO).get("deploy")
+    if method is None:
+        raise RunError(
+            f"{path}: this comparison deploys nothing; a run in {path / 'runs'} can be "
+            "named instead"
+        )
+    return Folder(path / "runs" / str(method))
 
 
 def _suffix(seed: int | None) -> str:

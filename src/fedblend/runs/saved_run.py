@@ -26,7 +26,6 @@ from fedblend.runs.predict import (
     predict_by_client,
     table_of,
 )
-from fedblend.runs.run_folder import Folder
 from fedblend.simulation.serialize import StackReader
 
 
@@ -34,7 +33,7 @@ def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":
     """The finished run in a folder.
 
     Args:
-        folder: of the run.
+        folder: of the run, or of ``fedblend auto``, whose run to deploy is loaded.
         imports: whether code that the folder names by import path may be imported:
             for a folder that you trust. Import paths of configurations that you loaded
             in this process are allowed.
@@ -61,7 +60,7 @@ class SavedRun:
     """
 
     def __init__(self, folder: str | Path, *, imports: bool = False):
-        self.folder = Folder(Path(folder))
+        self.folder = run_folder.find_run(Path(folder))
         self.config: Config = run_folder.read_config(self.folder, imports=imports)
         if not self.folder.summary.is_file():
             raise RunError(
@@ -125,6 +124,14 @@ class SavedRun:
         """``apply(params, inputs) -> outputs``; ``fb.predict`` takes a Blend too."""
         return self.portable.apply
 
+    @property
+    def unshared(self) -> str:
+        """Why no shared model predicts; empty where one does."""
+        if not self.summary["runs"][0]["bits"]["up"]:
+            return "no client sent anything"
+        parts = self.config.algorithm.trains_parts
+        return "a part of the model never leaves its client" if parts else ""
+
     def shared(self, seed: int | None = None) -> PyTree:
         """The shared model.
 
@@ -132,13 +139,10 @@ class SavedRun:
             RunError: there is none, as after training alone, or a part of it stayed
                 with the clients, as with FedPer.
         """
-        sent = self.summary["runs"][0]["bits"]["up"]
-        if not sent or self.config.algorithm.trains_parts:
-            why = "a part of the model never leaves its client"
-            why = why if sent else "no client sent anything"
+        if self.unshared:
             raise RunError(
-                f"{self.folder.path}: {why}, so there is no shared model; name a "
-                "client, whose own model predicts"
+                f"{self.folder.path}: {self.unshared}, so there is no shared model; "
+                "name a client, whose own model predicts"
             )
         return run_folder.read_model(self.model_file(seed), self.portable.shapes)[0]
 

@@ -12,7 +12,7 @@ import fedblend as fb
 from fedblend.cli import main
 from fedblend.config.config import load
 from fedblend.data.dataset import DataError
-from fedblend.errors import InputError
+from fedblend.errors import InputError, RunError
 from fedblend.report.page.content import page_content
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, comparison, verdict
@@ -156,6 +156,18 @@ def test_command_prints_methods_and_verdict(interrupted, capsys, monkeypatch):
     assert "log_loss" in said.out and "FedAvg" in said.out and "…" not in said.out
     assert found.verdict[0] in said.out and "report.html" in said.out
     assert "720 rows of 30 clients" in said.err
+
+
+def test_the_folder_is_the_run_that_it_deploys(interrupted, tmp_path):
+    found = interrupted[0]
+    loaded = fb.load(found.folder)
+    assert loaded.folder.path == found.run().folder.path
+    assert main(["show", str(found.folder)]) == 0
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    (nothing / "auto.json").write_text('{"deploy": null}')
+    with pytest.raises(RunError, match="deploys nothing"):
+        fb.load(nothing)
 
 
 def test_another_table_needs_another_folder(interrupted):

@@ -121,13 +121,13 @@ def test_the_command_line(mixed, exports, tmp_path, capsys):
     assert main(["predict", run, str(path), "--probabilities", "--out", str(out)]) == 0
     frame = pandas.read_csv(out)
     assert list(frame) == [
-        "client", "prediction", "probability died", "probability lived"
+        "row", "client", "prediction", "probability died", "probability lived"
     ]  # fmt: skip
     assert len(frame) == ROWS
     assert np.allclose(frame["probability died"] + frame["probability lived"], 1)
     capsys.readouterr()
     assert main(["predict", str(exports / "shared.onnx"), str(path)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "prediction"
+    assert capsys.readouterr().out.splitlines()[0] == "row,prediction"
     made = tmp_path / "models"
     command = ["export", run, "--all", "--shared", "--to", "npz", "--out", str(made)]
     assert main(command) == 0

@@ -5,7 +5,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
@@ -16,7 +16,12 @@ from fedblend.mixing import Blend, sum_of_changes
 from fedblend.models.adapt.kinds import Lora, lora, with_frozen
 from fedblend.models.interop.peft import ADAPTER, peft_files
 from fedblend.runs.export.onnx_file import onnx_file
-from fedblend.runs.export.portable import Portable, as_npz, as_safetensors
+from fedblend.runs.export.portable import (
+    Portable,
+    as_npz,
+    as_safetensors,
+    read_portable,
+)
 from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
 from fedblend.runs.run_folder import file_words, write_text
@@ -147,3 +152,24 @@ def export_models(
         write_text(path.with_name(f"{path.name}.md"), card)
         paths.append(path)
     return paths
+
+
+def export_file(path: Path, out: Path, to: str, *, imports: bool = False) -> Path:
+    """Write an exported or personalized model in another format.
+
+    Args:
+        path: a .safetensors or .npz file.
+        out: the folder of the new file.
+        to: see ``export_models``; "peft" is for runs.
+        imports: whether code that the file names by import path may be imported.
+    """
+    known = [name for name in FORMATS if name != "peft"]
+    if to not in known:
+        raise UserError("to", to, f"one of {', '.join(known)}")
+    data = FORMATS[to].make(read_portable(path, imports=imports))
+    place = out / f"{path.stem}{FORMATS[to].suffix}"
+    if place.exists():
+        raise RunError(f"{place}: exists already and is not overwritten")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(place, cast(bytes, data))
+    return place
