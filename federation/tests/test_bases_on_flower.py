@@ -7,6 +7,7 @@ idle cores.
 """
 
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -69,7 +70,9 @@ def federation(place, base, tmp_path_factory):
     }
     folder = tmp_path_factory.mktemp("flower") / "federation"
     os.nice(5)
-    with local_cluster(folder, rows, policy=POLICY, base=base) as made:
+    with local_cluster(folder, rows, policy=POLICY) as made:
+        for name in NAMES:
+            shutil.copy(base, made.home(name) / "bases")
         yield made
     assert processes_of(folder) == []
 

@@ -69,10 +69,6 @@ def init(
     clients_per_node: Annotated[
         int, typer.Option(metavar="N", help="Clients that each node hosts.")
     ] = 1,
-    base: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A frozen base for adapters, .safetensors."),
-    ] = None,
     with_keys: Annotated[
         bool,
         typer.Option("--with-keys", help="Make the keys of nodes here; for trials."),
@@ -98,7 +94,6 @@ def init(
         link_port=link_port,
         days=days,
         clients_per_node=clients_per_node,
-        base=base,
         with_keys=with_keys,
     )
     typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")

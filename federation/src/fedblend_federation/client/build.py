@@ -10,22 +10,21 @@ it means by its sha256 alone; its path is the server's, and never opened here.
 """
 
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.config.tables.adapt import hash_file, read_arrays
+from fedblend.config.tables.adapt import hash_file
 from fedblend.config.tables.data import splits_of
 from fedblend.config.toml import parse
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import Shards, gather, held_out
 from fedblend.data.readers.read import read_new_rows
-from fedblend.errors import ConfigError, RunError
+from fedblend.errors import ConfigError
 from fedblend.metrics.metric import Metric, mean_and_rows, row_mask
 from fedblend.transforms.local_dp import local_dp, secret_noise
 from fedblend_federation.client import executor
@@ -244,16 +243,7 @@ class SharedBuilds:
         return setup._replace(**{name: getattr(first, name) for name in names})
 
 
-SUFFIX, SUMS = ".safetensors", "SHA256SUMS"
-"""Of bases in a folder; a list of them beside, as ``sha256sum --check`` reads it."""
-_LINE = re.compile(r"([0-9a-f]{64}) [ *](?!\.)([^/\0]+)")
-
-
-class ListedBase(NamedTuple):
-    """A base that the list of a folder names."""
-
-    file: Path
-    sha256: str
+SUFFIX = ".safetensors"
 
 
 def unnamed_base(text: str) -> str | None:
@@ -310,46 +300,3 @@ def sha256_of(file: Path) -> str:
 def _hashed(file: Path, inode: int, modified: int, size: int) -> str:
     del inode, modified, size
     return hash_file(file)
-
-
-def named_in(bases: Path) -> Iterator[ListedBase]:
-    """The bases that the list in a folder names.
-
-    Raises:
-        ConfigError: a line is not of the form "SHA256  FILE".
-    """
-    listed = bases / SUMS
-    if not listed.is_file():
-        return
-    text = listed.read_text(encoding="utf-8", errors="replace")
-    for line in filter(None, text.splitlines()):
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise ConfigError(f'{listed}: "{line[:80]}" is not "SHA256  FILE"')
-        yield ListedBase(bases / match[2], match[1])
-
-
-def require_base(file: Path) -> None:
-    """Refuse a file that is no base.
-
-    Raises:
-        ConfigError: it cannot be read, or is no file of safetensors.
-    """
-    if not read_arrays(file):
-        raise ConfigError(f"adapt.base: {file}: has no weights")
-
-
-MAX_COPIED = 50_000_000
-"""Bytes of a base that is copied to all machines, inside of their scripts."""
-
-
-def base_files(base: Path) -> dict[str, bytes]:
-    """The list of bases of a machine, and the base itself if scripts can hold it."""
-    if base.suffix != SUFFIX or base.name.startswith("."):
-        raise RunError(f"--base: {base}: is not a file {SUFFIX}")
-    digest = hash_file(base)
-    require_base(base)
-    files = {SUMS: f"{digest}  {base.name}\n".encode()}
-    if base.stat().st_size <= MAX_COPIED:
-        files[base.name] = base.read_bytes()
-    return files

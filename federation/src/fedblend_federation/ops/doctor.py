@@ -15,13 +15,6 @@ from fedblend.data.readers.read import read_raw
 from fedblend.data.readers.tables import FILES
 from fedblend.errors import ConfigError, RunError
 from fedblend_federation import worker
-from fedblend_federation.client.build import (
-    SUMS,
-    files_in,
-    named_in,
-    require_base,
-    sha256_of,
-)
 from fedblend_federation.flower import processes
 from fedblend_federation.flower.port_guard import is_open
 from fedblend_federation.flower.processes import SILENCE
@@ -127,7 +120,6 @@ def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
     yield probes.own_key(settings.key)
     for policy in sorted({own.policy for own in clients}):
         yield _policy(policy)
-    yield _bases(settings)
     for own in clients:
         yield _roster(own)
         yield _rows(own)
@@ -152,29 +144,6 @@ def _roster(settings: ClientSettings) -> Iterator[Finding]:
             raise error.__context__ from None
         advice = f"compare fingerprints: {MAKE}"
         yield Finding("keys of secure sums are unusable", "roster", str(error), advice)
-
-
-def _bases(settings: NodeSettings) -> Iterator[Finding]:
-    """Whether the bases for adapters are those that the list beside them names."""
-    bases = settings.bases
-    if bases is None:
-        return
-    if not bases.exists():
-        advice = "put the base there, if experiments are to train adapters"
-        yield Finding(
-            "bases are missing", str(bases), "no such file", advice, fault=False
-        )
-        return
-    advice = f"copy the base again from whoever made it; {SUMS} has its sha256"
-    try:
-        for file, wanted in named_in(bases):
-            found = sha256_of(file) if file.is_file() else "no such file"
-            if found != wanted:
-                yield Finding("base is another one", str(file), found, advice)
-        for file in files_in(bases):
-            require_base(file)
-    except ConfigError as error:
-        yield Finding("base is unusable", str(bases), str(error), advice)
 
 
 def _policy(path: Path) -> Iterator[Finding]:

@@ -72,7 +72,6 @@ def local_cluster(
     rows: Mapping[str, Hosted],
     *,
     policy: str | None = None,
-    base: Path | None = None,
     supernodes: bool = False,
     command: Callable[[Path], list[str]] | None = None,
     log: Callable[[str], None] = lambda line: None,
@@ -83,7 +82,6 @@ def local_cluster(
         folder: of keys, settings and states; must not exist, or be empty.
         rows: of every node, by its name; all nodes host as many clients.
         policy: text of policy.toml for all of them; what init writes if None.
-        base: a frozen base for adapters, which all of them get.
         supernodes: Flower's SuperNodes with its app, in place of our carrier.
         command: from the path of node.toml to another program of a node.
         log: called with a line of progress.
@@ -97,7 +95,6 @@ def local_cluster(
         port=port,
         link_port=port,
         clients_per_node=1 if isinstance(first, Mapping) else len(first),
-        base=base,
         with_keys=True,
     )
     settings = load_as(ServerSettings, folder / "server" / "server.toml")

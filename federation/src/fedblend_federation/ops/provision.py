@@ -11,7 +11,6 @@ from pathlib import Path
 from fedblend import __version__
 from fedblend.config.toml import visible
 from fedblend.errors import RunError
-from fedblend_federation.client.build import base_files
 from fedblend_federation.flower.processes import environment
 from fedblend_federation.ops import credentials
 from fedblend_federation.ops.credentials import (
@@ -58,7 +57,6 @@ def provision(
     link_port: int = 8000,
     days: int = 365,
     clients_per_node: int = 1,
-    base: Path | None = None,
     with_keys: bool = False,
 ) -> None:
     """Write the certificates and settings of all machines of a federation.
@@ -71,14 +69,11 @@ def provision(
         link_port: of the link behind it, on loopback.
         days: how long the server's certificate is valid.
         clients_per_node: clients that each node hosts.
-        base: a frozen base for adapters, .safetensors. Every machine gets a copy, or
-            where it is large its name and sha256 alone.
         with_keys: make the keys of all nodes here, for a trial. Whoever has this folder
             can then open what any node sends.
 
     Raises:
         RunError: one line that says what is wrong.
-        ConfigError: the base cannot be read.
     """
     _check_port("--port", port)
     if not 0 < clients_per_node <= MAX_HOSTED:
@@ -86,7 +81,6 @@ def provision(
         raise RunError(f"--clients-per-node: {clients_per_node} {where}")
     _check_port("--link-port", link_port)
     _check(folder, host, nodes, days)
-    bases = {} if base is None else base_files(base)
     address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = credentials.authority("fedblend federation")
     _folders(folder, nodes)
@@ -114,7 +108,6 @@ def provision(
             "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
-    write_private(server / "bases", bases)
     _certify(server, signer, host, days)
     for name, own in clients.items():
         write_private(
@@ -127,7 +120,6 @@ def provision(
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
         )
-        write_private(folder / "nodes" / name / "bases", bases)
     if with_keys:
         _make_all_keys(folder, nodes)
     for name, own in clients.items():
