@@ -113,7 +113,7 @@ def test_no_key_is_overwritten(machines):
     assert "made secure.key;" in machines.keys("alice")
     assert (home / "node.key").read_bytes() == before["node.key"]
     for name, line in (
-        ("node", "is no ECDSA key of Op"),
+        ("node", "is no private key of Op"),
         ("secure", "is no key of X255"),
     ):
         whole = (home / f"{name}.key").read_bytes()
@@ -183,4 +183,4 @@ def test_a_roster_with_another_key_of_the_node_shows(machines, monkeypatch):
     assert found(home) == [("rows are missing", False)]
     (home / "secure.key").unlink()
     assert "of client 0 is not that of secure.key" in machines.keys("alice", code=2)
-    assert ("keys of secure sums are unusable", True) in found(home)
+    assert ("keys of secure sums cannot be used", True) in found(home)

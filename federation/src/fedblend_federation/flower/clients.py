@@ -5,18 +5,14 @@
 A node's call waits for a link that cannot be reached, and responses have a limit.
 """
 
-import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import httpx
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import Error, Message, RecordDict
 
 from fedblend.errors import RunError
@@ -30,6 +26,7 @@ from fedblend_federation.flower.records import (
     to_record,
 )
 from fedblend_federation.message import one_line
+from fedblend_federation.ops.key_files import certificate, node_key, public_node_key
 
 RETRY = 2.0
 """Seconds between two attempts to reach the link."""
@@ -85,9 +82,8 @@ class FleetClient:
     def __init__(
         self, address: str, ca: Path, key: Path, log: Callable[[str], None]
     ) -> None:
-        trusted, own = _certificate(ca), _private_key(key)
-        with _refusing(ca):
-            self._fleet = private.Fleet(address, trusted, own, _check_size)
+        trusted, own = _certificate(ca), node_key(key)
+        self._fleet = private.Fleet(address, trusted, own, _check_size)
         self._address, self._log = address, log
         self.pause: float | None = None
         """Seconds between two pulls, as the server told with its newest message."""
@@ -213,33 +209,9 @@ class FleetClient:
             time.sleep(RETRY)
 
 
-def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}") from None
-    except Exception as error:
-        raise RunError(f"{path}: is no private key ({type(error).__name__})") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise RunError(f"{path}: is no ECDSA key, as ssh-keygen -t ecdsa -b 384 makes")
-    return key
-
-
 def _certificate(ca: Path) -> bytes:
     """The certificate of the federation's authority; no other is trusted."""
-    try:
-        return ca.read_bytes()
-    except OSError as error:
-        raise RunError(f"{ca}: {error.strerror}") from None
-
-
-@contextmanager
-def _refusing(ca: Path) -> Iterator[None]:
-    """A connection that cannot be made because of the certificate is one line."""
-    try:
-        yield
-    except (ssl.SSLError, ValueError):
-        raise RunError(f"{ca}: is no certificate") from None
+    return certificate(ca).public_bytes(Encoding.PEM)
 
 
 def _check_size(response: httpx.Response) -> None:
@@ -265,9 +237,7 @@ class ControlClient:
     """
 
     def __init__(self, address: str, ca: Path) -> None:
-        trusted = _certificate(ca)
-        with _refusing(ca):
-            self._control = private.Control(address, trusted)
+        self._control = private.Control(address, _certificate(ca))
         self._address = address
 
     def close(self) -> None:
@@ -281,7 +251,7 @@ class ControlClient:
 
     def register(self, key: Path, name: str) -> str:
         """Register a public key; the link's id of the node."""
-        public = _public_key(key)
+        public = public_node_key(key)
         return str(self._call(lambda: self._control.register(public, name)))
 
     def unregister(self, id: str) -> None:
@@ -297,15 +267,3 @@ class ControlClient:
         except (httpx.HTTPError, ValueError) as error:
             why = one_line(error) or type(error).__name__
             raise RunError(f"link {self._address}: {why}") from None
-
-
-def _public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}") from None
-    except Exception as error:
-        raise RunError(f"{path}: is no public key ({type(error).__name__})") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise RunError(f"{path}: is no ECDSA key, as ssh-keygen -t ecdsa -b 384 makes")
-    return key

@@ -38,7 +38,6 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -47,6 +46,7 @@ from pydantic_core import PydanticCustomError
 
 from fedblend.config.table import Table
 from fedblend.errors import ConfigError, RunError
+from fedblend_federation.ops import key_files
 from fedblend_federation.ops.settings import (
     NodeEntry,
     NodeSettings,
@@ -227,7 +227,9 @@ def make_keys(path: Path) -> tuple[PublicKeys, list[Path]]:
         return place.read_bytes()
 
     try:
-        node = _node_key(data_of(settings.key, node_key), settings.key)
+        data_of(settings.key, node_key)
+        public = key_files.node_key(settings.key).public_key()
+        node = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
         keys = []
         for own in settings.client_settings().values():
             if own.secure_key is None:
@@ -238,23 +240,10 @@ def make_keys(path: Path) -> tuple[PublicKeys, list[Path]]:
             keys.append(PublicKey(client=own.client, key=key))
         found = PublicKeys(version=1, node=node, clients=keys)
         text = "".join(f"\n[[clients]]\n{_entry(one)}" for one in keys)
-        public = render(PUBLIC, node=node, clients=text)
-        write_private(path.parent, {PUBLIC: public})
+        write_private(path.parent, {PUBLIC: render(PUBLIC, node=node, clients=text)})
     except OSError as error:
         raise RunError(f"{error.filename}: {error.strerror}") from None
     return found, made
-
-
-def _node_key(data: bytes, path: Path) -> str:
-    """The public half of a node's key, as OpenSSH writes it."""
-    try:
-        key = load_ssh_private_key(data, None)
-    except _UNREADABLE:
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path}: is no ECDSA key of OpenSSH")
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return public.decode()
 
 
 def collect(path: Path, files: Sequence[Path]) -> list[Print]:

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this machine is fit to take part: its settings, files, rows and services.
 
+What a program reads at its start is read here by the same functions.
+
 A finding has a place, a value and advice.
 """
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedblend.data.dataset import DataError
@@ -17,8 +17,7 @@ from fedblend.errors import ConfigError, RunError
 from fedblend_federation import worker
 from fedblend_federation.flower import processes
 from fedblend_federation.flower.port_guard import is_open
-from fedblend_federation.flower.processes import SILENCE
-from fedblend_federation.ops import probes
+from fedblend_federation.ops import key_files, probes
 from fedblend_federation.ops.probes import (
     COPY,
     MAKE,
@@ -28,11 +27,10 @@ from fedblend_federation.ops.probes import (
     owner,
     permissions,
     public_findings,
-    x509_at,
+    usable,
 )
 from fedblend_federation.ops.registration import unregistered
 from fedblend_federation.ops.settings import (
-    Address,
     ClientSettings,
     NodeSettings,
     ServerSettings,
@@ -43,29 +41,23 @@ from fedblend_federation.ops.supervisor import is_up
 from fedblend_federation.policy.policy import Policy, load_policy
 from fedblend_federation.secure.roster import keys_of
 
-OLDEST, TOO_NEW = (1, 41), (1, 43)
-"""Versions of Flower that fedblend was tried with: from, and below."""
 
-
-def examine(path: Path, variables: Mapping[str, str] = os.environ) -> list[Finding]:
+def examine(path: Path) -> list[Finding]:
     """Look at settings, and at what they name, on disk and on the network.
 
     What this user may not look at is a warning.
 
     Args:
         path: ``server.toml``, ``node.toml``, or a folder that has some.
-        variables: the environment in which Flower would be started.
 
     Raises:
         ConfigError: settings that cannot be read.
     """
-    checks: list[Iterable[Finding]] = [_flower()]
+    checks: list[Iterable[Finding]] = []
     for file in _settings_in(path):
         settings = load(file)
         server = isinstance(settings, ServerSettings)
         checks += _server(settings) if server else _node(settings)
-        unit = file.parent / f"fedblend-{'link' if server else 'node'}.service"
-        checks.append(_environment(unit, variables))
     found = [finding for check in checks for finding in attempted(check)]
     return list(dict.fromkeys(found))
 
@@ -98,11 +90,12 @@ def _server(settings: ServerSettings) -> Iterator[Iterable[Finding]]:
     yield permissions("state folder", settings.folder, 0o700)
     yield probes.authority(settings.ca)
     yield probes.certificate(settings)
+    advice = "fedblend federation roster puts it there, from public.toml of the node"
     for node in settings.nodes:
-        yield probes.public_key(node.key)
-    yield _outside(settings.address, settings.ca)
+        yield usable("public key", node.key, key_files.public_node_key, advice)
+    yield public_findings(settings.address, settings.ca)
     yield link_findings(settings.address, settings.link)
-    yield _link(settings)
+    yield link_service(settings)
 
 
 def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
@@ -117,45 +110,40 @@ def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
         yield permissions("file of rows", own.data.file, 0o600)
     yield _separation(settings)
     yield probes.authority(settings.ca)
-    yield probes.own_key(settings.key)
+    if settings.key.exists():
+        advice = f"remove it; {MAKE} makes another one"
+        yield usable("key", settings.key, key_files.node_key, advice)
     for policy in sorted({own.policy for own in clients}):
         yield _policy(policy)
     for own in clients:
         yield _roster(own)
         yield _rows(own)
     yield worker_service(settings)
-    yield _outside(settings.server, settings.ca)
+    yield public_findings(settings.server, settings.ca)
 
 
 def _roster(settings: ClientSettings) -> Iterator[Finding]:
     """Whether the key for secure sums is that of the roster, where there is one."""
-    if settings.roster is None or settings.secure_key is None:
+    roster = settings.roster
+    if roster is None or settings.secure_key is None:
         return
     yield from probes.secret(settings.secure_key, f"{MAKE} makes it")
-    if not settings.roster.exists():
-        advice = "get it from whoever runs the server, if sums are to be secure"
-        where, value = str(settings.roster), "no such file"
-        yield Finding("roster is missing", where, value, advice, fault=False)
-        return
-    try:
-        keys_of(settings)
-    except ConfigError as error:
-        if isinstance(error.__context__, PermissionError):
-            raise error.__context__ from None
+    if roster.exists():
         advice = f"compare fingerprints: {MAKE}"
-        yield Finding("keys of secure sums are unusable", "roster", str(error), advice)
+        what = "keys of secure sums"
+        yield from usable(what, roster, lambda path: keys_of(settings), advice)
+    else:
+        advice = "get it from whoever runs the server, if sums are to be secure"
+        where, value = str(roster), "no such file"
+        yield Finding("roster is missing", where, value, advice, fault=False)
 
 
 def _policy(path: Path) -> Iterator[Finding]:
-    try:
-        if not load_policy(path).protect.rows.noise:
-            what, value = "rows are not hidden", "protect.rows.noise is 0"
-            advice = "one message may hold nearly all rows of this node; set a noise"
-            yield Finding(what, "policy", value, advice, fault=False)
-    except ConfigError as error:
-        if isinstance(error.__context__, PermissionError):
-            raise error.__context__ from None
-        yield Finding("policy is unusable", "policy", str(error), "correct the file")
+    policy = yield from usable("policy", path, load_policy, "correct the file")
+    if policy is not None and not policy.protect.rows.noise:
+        what, value = "rows are not hidden", "protect.rows.noise is 0"
+        advice = "one message may hold nearly all rows of this node; set a noise"
+        yield Finding(what, "policy", value, advice, fault=False)
 
 
 def _rows(settings: ClientSettings) -> Iterator[Finding]:
@@ -206,42 +194,6 @@ def _separation(settings: NodeSettings) -> Iterator[Finding]:
             )
 
 
-def _outside(address: Address, ca: Path) -> Iterator[Finding]:
-    if not isinstance(x509_at(ca), Finding):
-        yield from public_findings(address, ca)
-
-
-def _link(settings: ServerSettings) -> Iterator[Finding]:
-    if not isinstance(x509_at(settings.ca), Finding):
-        yield from link_service(settings)
-
-
-def _environment(unit: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
-    """What the unit sets for Flower, or, where there is none, who starts it."""
-    where = "environment"
-    if unit.exists():
-        where = str(unit)
-        text = unit.read_text(encoding="utf-8", errors="replace")
-        lines = [line.partition("Environment=")[2] for line in text.splitlines()]
-        variables = dict(line.split("=", 1) for line in lines if "=" in line)
-    missing = [f"{k}={v}" for k, v in SILENCE.items() if variables.get(k) != v]
-    if missing:
-        advice = "set them, or Flower calls out to the network"
-        yield Finding("variables are missing", where, " ".join(missing), advice)
-
-
-def _flower() -> Iterator[Finding]:
-    advice = "pip install 'fedblend[federation]'"
-    try:
-        version = metadata.version("flwr")
-    except metadata.PackageNotFoundError:
-        yield Finding("Flower is missing", "flwr", "not installed", advice)
-        return
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if not OLDEST <= (major, minor) < TOO_NEW:
-        yield Finding("Flower's version was not tried", "flwr", version, advice)
-
-
 WORKER_ANSWERS = 10.0
 """Seconds within which a worker answers that is not computing."""
 
@@ -277,34 +229,15 @@ def link_service(settings: ServerSettings) -> Iterator[Finding]:
 def worker_service(settings: NodeSettings) -> Iterator[Finding]:
     """Whether the worker answers; a node of one process has none."""
     socket = settings.worker_socket
-    there = socket.exists()
+    if not socket.exists() and (settings.folder / "carrier.lock").exists():
+        return
     try:
         worker.request(socket, b"", WORKER_ANSWERS)
     except worker.SocketError as error:
         why = error.__context__
-    else:
-        return
-    if isinstance(why, PermissionError):
-        raise PermissionError(why.errno, why.strerror, str(socket))
-    if _is_one_process(settings):
-        return
-    if isinstance(why, TimeoutError):
-        value, advice = f"not in {WORKER_ANSWERS:g} s", "it may be computing; try again"
+        if isinstance(why, PermissionError):
+            raise PermissionError(why.errno, why.strerror, str(socket)) from None
+        value = str(error).removeprefix(f"{socket}: ")
+        advice = "unless it computes, start it: systemctl restart fedblend-worker"
         what = "the worker does not answer"
         yield Finding(what, str(socket), value, advice, fault=False)
-        return
-    what = "the worker does not answer" if there else "no worker is there"
-    value = why.strerror if isinstance(why, OSError) else None
-    advice = "start it: systemctl restart fedblend-worker"
-    yield Finding(what, str(socket), value or str(why), advice, fault=there)
-
-
-def _is_one_process(settings: NodeSettings) -> bool:
-    """Whether the node was started as one process, which has the rows itself."""
-    return settings.flower is not None and _ran(settings.folder) > _ran(settings.flower)
-
-
-def _ran(folder: Path) -> float:
-    """When a carrier was started in a folder last."""
-    lock = folder / "carrier.lock"
-    return lock.stat().st_mtime if lock.exists() else 0.0

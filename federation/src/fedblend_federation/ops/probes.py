@@ -8,27 +8,21 @@ else. The address is called as an unknown caller would.
 
 import datetime
 import http.client
-import ipaddress
 import os
 import pwd
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    load_pem_private_key,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
-
+from fedblend.errors import InputError
 from fedblend_federation.flower.processes import MAX_AHEAD, MAX_BEHIND, clock_remark
+from fedblend_federation.ops import key_files
 from fedblend_federation.ops.settings import Address, ServerSettings
 
+Found = TypeVar("Found")
 SOON = datetime.timedelta(days=30)
 """How long before its end a certificate is worth a warning."""
 RENEW = "fedblend federation renew makes a new one"
@@ -88,27 +82,38 @@ def _user_name(number: int) -> str:
         return str(number)
 
 
+def usable(
+    what: str, path: Path, read: Callable[[Path], Found], advice: str
+) -> Generator[Finding, None, Found | None]:
+    """What the programs read from a file; a fault and None where they would fail."""
+    try:
+        return read(path)
+    except InputError as error:
+        if isinstance(error.__context__, PermissionError):
+            raise error.__context__ from None
+        value = str(error).removeprefix(f"{path}: ")
+        yield Finding(f"{what} cannot be used", str(path), value, advice)
+        return None
+
+
 def ending(where: str, end: datetime.datetime, advice: str) -> Iterator[Finding]:
     """A certificate that has ended, or will soon."""
-    now = datetime.datetime.now(datetime.UTC)
-    value = f"{end:%Y-%m-%d}"
-    if end <= now:
-        yield Finding("certificate has expired", where, value, advice)
-    elif end - now < SOON:
-        yield Finding("certificate expires soon", where, value, advice, fault=False)
+    left, value = end - datetime.datetime.now(datetime.UTC), f"{end:%Y-%m-%d}"
+    if left < SOON:
+        over = left <= datetime.timedelta()
+        what = "certificate has expired" if over else "certificate expires soon"
+        yield Finding(what, where, value, advice, fault=over)
 
 
 def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
     """Whether TLS is in order at an address, and what else can be reached there."""
-    where = str(address)
+    where, context = str(address), trusting(ca)
+    if context is None:
+        return
     try:
-        context = ssl.create_default_context(cafile=str(ca))
         end = _handshake(address, context)
     except ssl.SSLCertVerificationError as error:
-        advice = f"check the clock, the host and ca in the settings; {RENEW}"
-        yield Finding(
-            "certificate is not accepted", where, error.verify_message, advice
-        )
+        yield _not_accepted(where, error)
         return
     except ssl.SSLError as error:
         yield _without_tls(address, error)
@@ -209,7 +214,6 @@ def _answer(
 
 COPY = "copy it from the folder that fedblend federation init made"
 MAKE = "fedblend federation keys node.toml"
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
 def secret(path: Path, advice: str) -> Iterator[Finding]:
@@ -231,100 +235,43 @@ def permissions(
 
 def authority(path: Path) -> Iterator[Finding]:
     """Whether the certificate of the authority can be used."""
-    shown = x509_at(path)
-    if isinstance(shown, Finding):
-        yield shown
-    else:
+    shown = yield from usable("certificate", path, key_files.certificate, COPY)
+    if shown is not None:
         advice = "begin a new federation with fedblend federation init"
         yield from ending(str(path), shown.not_valid_after_utc, advice)
 
 
 def certificate(settings: ServerSettings) -> Iterator[Finding]:
-    """Whether the server's certificate is valid, for its address and its key."""
-    shown, above = x509_at(settings.certificate), x509_at(settings.ca)
-    if isinstance(shown, Finding):
-        yield shown
+    """Whether a node will accept the server's certificate, in a handshake in memory."""
+    client, where = trusting(settings.ca), settings.certificate
+    shown = yield from usable("certificate", where, key_files.certificate, COPY)
+    if client is None or shown is None or not settings.key.exists():
         return
-    where, host = str(settings.certificate), settings.address.host
-    yield from ending(where, shown.not_valid_after_utc, RENEW)
-    if not _covers(shown, host):
-        value = f"not for {host}"
-        yield Finding("certificate does not match address", where, value, RENEW)
-    if not isinstance(above, Finding) and not _signed_by(shown, above):
-        value = f"not by {settings.ca}"
-        yield Finding("certificate is signed by another authority", where, value, RENEW)
-    if settings.key.exists() and not _belongs(settings.key, shown):
-        value = f"not of {settings.key}"
-        yield Finding("certificate is of another key", where, value, RENEW)
-
-
-def x509_at(path: Path) -> x509.Certificate | Finding:
-    """The certificate in a file, or why there is none."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    here, there, host = ssl.MemoryBIO(), ssl.MemoryBIO(), settings.address.host
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except PermissionError:
-        raise
-    except OSError as error:
-        value = error.strerror or str(error)
-    except ValueError:
-        value = "not a certificate in PEM format"
-    return Finding("certificate cannot be read", str(path), value, COPY)
-
-
-def _covers(shown: x509.Certificate, host: str) -> bool:
-    try:
-        names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return False
-    try:
-        wanted = ipaddress.ip_address(host)
-        return wanted in names.value.get_values_for_type(x509.IPAddress)
-    except ValueError:
-        known = names.value.get_values_for_type(x509.DNSName)
-        return host.lower() in map(str.lower, known)
-
-
-def _signed_by(shown: x509.Certificate, above: x509.Certificate) -> bool:
-    try:
-        shown.verify_directly_issued_by(above)
-    except (InvalidSignature, *_UNREADABLE):
-        return False
-    return True
-
-
-def _belongs(key: Path, shown: x509.Certificate) -> bool:
-    try:
-        own = load_pem_private_key(key.read_bytes(), None).public_key()
-    except _UNREADABLE:
-        return False
-    return own == shown.public_key()
-
-
-def public_key(path: Path) -> Iterator[Finding]:
-    """Whether a node's public key can be used."""
-    advice = "fedblend federation roster puts it there, from public.toml of the node"
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except PermissionError:
-        raise
-    except OSError as error:
-        value = error.strerror or str(error)
-        yield Finding("public key cannot be read", str(path), value, advice)
-    except _UNREADABLE:
-        yield Finding("public key cannot be read", str(path), "not OpenSSH's", advice)
+        # An empty password: a key that has one must not ask for it.
+        server.load_cert_chain(where, settings.key, password="")
+        node = client.wrap_bio(here, there, server_hostname=host)
+        link = server.wrap_bio(there, here, server_side=True)
+        for end in (node, link, node):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLError as error:
+        yield _not_accepted(str(where), error)
     else:
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            yield Finding("is no ECDSA key", str(path), type(key).__name__, advice)
+        yield from ending(str(where), shown.not_valid_after_utc, RENEW)
 
 
-def own_key(path: Path) -> Iterator[Finding]:
-    """Whether a node's own key can be used."""
-    if not path.exists():
-        return
+def _not_accepted(where: str, error: ssl.SSLError) -> Finding:
+    value = getattr(error, "verify_message", error.reason) or str(error)
+    advice = f"check the clock, the host and ca in the settings; {RENEW}"
+    return Finding("certificate is not accepted", where, value, advice)
+
+
+def trusting(ca: Path) -> ssl.SSLContext | None:
+    """How nodes connect; None if the authority's certificate cannot be used."""
     try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except _UNREADABLE:
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        advice = f"remove it; {MAKE} makes another one"
-        yield Finding("is no ECDSA key of OpenSSH", str(path), "unusable", advice)
+        return ssl.create_default_context(cafile=str(ca))
+    except (ssl.SSLError, FileNotFoundError):
+        return None  # the check of that certificate says so

@@ -57,9 +57,9 @@ def serve_link(
 
 def is_up(settings: ServerSettings) -> bool:
     """Whether the link is up."""
-    trusted = ssl.create_default_context(cafile=str(settings.ca))
     url = f"https://{settings.link}/health"
     try:
+        trusted = ssl.create_default_context(cafile=str(settings.ca))
         with urllib.request.urlopen(url, timeout=2, context=trusted) as response:
             return response.status == 200
     except OSError:

@@ -1,0 +1,55 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and certificates in files, as Flower and TLS read them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from fedblend.errors import RunError
+
+Kind = TypeVar("Kind")
+
+
+def node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key of a node, ECDSA in OpenSSH's format.
+
+    Raises:
+        RunError: one line: the file cannot be read, or is no such key.
+    """
+    what = "private key of OpenSSH, as ssh-keygen -t ecdsa -b 384 makes"
+    load = load_ssh_private_key
+    return read(path, lambda data: load(data, None), ec.EllipticCurvePrivateKey, what)
+
+
+def public_node_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """The public half of a node's key; raises as above."""
+    what = "public key of OpenSSH, ECDSA"
+    return read(path, load_ssh_public_key, ec.EllipticCurvePublicKey, what)
+
+
+def certificate(path: Path) -> x509.Certificate:
+    """A certificate in PEM format; raises as above."""
+    load = x509.load_pem_x509_certificate
+    return read(path, load, x509.Certificate, "certificate in PEM format")
+
+
+def read(path: Path, load: Callable[[bytes], Any], kind: type[Kind], what: str) -> Kind:
+    """What a file holds, if it is of that kind; raises as above."""
+    try:
+        found = load(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        found = None
+    if not isinstance(found, kind):
+        raise RunError(f"{path}: is no {what}")
+    return found
