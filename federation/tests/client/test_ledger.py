@@ -112,6 +112,16 @@ def test_noisy_gradients_are_counted_for_a_row(tmp_path):
     assert read_ledger(attacker.settings.folder).answers == 1
 
 
+def test_batches_that_the_server_knows_count_as_if_the_row_were_in_all(tmp_path):
+    """It would choose seeds until a row is in every batch; chance bounds nothing."""
+    policy = '[accept]\ndiscloses = ["batches"]\n'
+    attacker = Attacker(write_node(tmp_path / "node", policy=policy))
+    _conversation(attacker)
+    ledger = read_ledger(attacker.settings.folder)
+    assert ledger.row_steps == {"0.2 1.0": 8}
+    assert ledger.row_epsilon(1e-6) == epsilon(8 / 0.2**2, 1e-6)
+
+
 def test_noise_on_measures_is_counted_and_sent_again_as_it_was(tmp_path):
     policy = "[metrics]\nnoise = 5.0\nround_to = 15\n"
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))

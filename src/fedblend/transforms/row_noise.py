@@ -7,7 +7,7 @@ Of a batch of b rows, with the gradient g_r of row r::
     mean gradient = (1/b) (sum over different rows of clip(g_r) + z C N(0, I))
     clip(g) = g min(1, C / |g|),    0 where g is not finite
 
-Without a row, or with another gradient of it, the sum moves by at most C: each
+Without a row the sum moves by at most C, with another row in its place by 2 C: each
 evaluation is a Gaussian mechanism with mu = 1/z for a row that is left out. Whatever an
 algorithm computes from such gradients, over any number of steps and models, has the
 guarantee of all evaluations together, ``theory.privacy.row_epsilon``. The value of the
