@@ -97,7 +97,6 @@ COMMANDS = (
     "predict nothing rows.csv",
     "personalize nothing --data rows.csv",
     "track nothing --to frob",
-    "advise nothing.toml",
     "audit-privacy golden.toml --set algorithm.name=fedavg",
     "auto nothing.csv --client a --target b",
     "auto golden.toml --client a --target b",

@@ -11,7 +11,10 @@ or by a negligible amount. Of those the cheapest is advised: parallel training s
 least, one-way transfer computes the least at the server.
 """
 
+import argparse
 import dataclasses
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +23,15 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.config.build import Built, build
-from fedblend.config.config import Config
+from fedblend.config.config import Config, load
 from fedblend.config.tables.select import select_rows
 from fedblend.config.theory_rates import theory_values
 from fedblend.core import Algorithm, Batch
-from fedblend.errors import ConfigError
+from fedblend.errors import ConfigError, InputError
 from fedblend.metrics import mean_loss
+from fedblend.report.terminal import human_bits
 from fedblend.runs.tune import rebuild
+from fedblend.simulation.compile import compile_cache
 from fedblend.simulation.simulate import set_up
 from fedblend.trees import precision
 
@@ -239,3 +244,37 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
 def _failure(why: str) -> Trial:
     nothing = np.full(len(SEEDS), np.nan)
     return Trial(nothing, nothing, np.nan, np.nan, np.nan, failed=why)
+
+
+def main() -> None:
+    """Print the trials of all methods for a TOML file, and which to use."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedblend_reproductions.mixed.advise",
+        description=(__doc__ or "").partition("\n")[0],
+    )
+    parser.add_argument("file", type=Path, help="TOML file with the table [central]")
+    parser.add_argument("--rounds", type=int, help="rounds of each trial")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    compile_cache()
+    try:
+        found = advise(load(options.file, options.set), options.rounds)
+    except (InputError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    for how, trial in found.trials.items():
+        line = trial.failed or (
+            f"{trial.factor:g} times the rate, mixed loss {trial.loss.mean():.4f} "
+            f"(clients {trial.federated:.4f}, server {trial.central:.4f}), "
+            f"{human_bits(trial.bits_down)} down per round"
+        )
+        print(f"{how}: {line}")
+        if trial.factor in (FACTORS[0], FACTORS[-1]):
+            print(f"{how}: this is the first or last rate tried; try another")
+    factor = found.trials[found.how].factor
+    rate = "" if factor == 1 else f" at {factor:g} times the rate"
+    print(f'use central.how = "{found.how}"{rate}: {found.why}.')
+
+
+if __name__ == "__main__":
+    main()

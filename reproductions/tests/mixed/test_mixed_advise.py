@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedblend.config.config import check
-from fedblend.runs.advise import FACTORS, advise
+from fedblend_reproductions.mixed.advise import FACTORS, advise
 
 X = np.array([[1.5, 0.3], [0.2, 0.5]], np.float32)
 OWN = np.array([[0.4, -0.2], [0.3, 1.6]], np.float32)
