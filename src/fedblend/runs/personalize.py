@@ -47,7 +47,6 @@ from fedblend.config.tables.model import (
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
-from fedblend.data.partition import by_key
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.metrics import Metric, main_first
@@ -365,6 +364,6 @@ def _data(
     if found.keys is None:
         parts, names = [np.arange(len(found.rows[0]))], [path.stem]
     else:
-        held = by_key(found.keys)
+        held = fb.partition.by_key(found.keys)
         parts, names = held.rows, held.names
     return federate(found.rows, parts, test=test, names=names, seed=seed)
