@@ -19,7 +19,8 @@ FLOWER ?= flwr[simulation]==1.41.0
 FEDJAX ?= fedjax==0.0.17
 BIN := .venv/bin
 INSTALL := bin/python -m pip install -qq
-DEVELOPERS := -e '.[dev]' -e ./federation -e ./reproductions
+OTHERS := adapters federation reproductions
+DEVELOPERS := -e '.[dev]' $(OTHERS:%=-e ./%)
 # uv installs four times as fast as pip, whose settings it does not read: where a mirror
 # is set for pip alone, pip does it.
 ifdef PIP_FIND_LINKS
@@ -65,7 +66,7 @@ release:
 clean:
 	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist site cards
 
-.venv/.ready: pyproject.toml federation/pyproject.toml reproductions/pyproject.toml
+.venv/.ready: pyproject.toml $(OTHERS:%=%/pyproject.toml)
 	@$(CHECK)
 	@echo 'setting up .venv, once; this takes about a minute'
 	@$(PYTHON) -m venv .venv

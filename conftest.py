@@ -22,7 +22,7 @@ import jax
 import pytest
 from jax._src import lru_cache
 
-# Fixtures for the suites of all three distributions.
+# Fixtures for the suites of all distributions.
 pytest_plugins = ["shared_fixtures"]
 
 

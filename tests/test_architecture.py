@@ -17,11 +17,16 @@ import fedblend as fb
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedblend"
-FEDERATION = ROOT / "federation" / "src" / "fedblend_federation"
-MODULES = sorted([*PACKAGE.rglob("*.py"), *FEDERATION.rglob("*.py")])
+OTHERS = {
+    f"fedblend_{name}": ROOT / name / "src" / f"fedblend_{name}"
+    for name in ("adapters", "federation")
+}
+"""The packages of other distributions that the plan knows, and their folders."""
+FOLDERS = {"fedblend": PACKAGE, **OTHERS}
+MODULES = sorted(path for folder in FOLDERS.values() for path in folder.rglob("*.py"))
 TESTS = sorted(
     path
-    for folder in ("tests", "federation/tests")
+    for folder in ("tests", "adapters/tests", "federation/tests")
     for path in (ROOT / folder).rglob("*.py")
 )
 
@@ -45,12 +50,15 @@ LEVELS = (
     {"metrics", "stats", "simulation", "selection"},
     {"config", "runs", "report"},
     {"cli", "__main__"},
+    {"adapters"},
     {"federation"},
 )
 """A module imports from its own level and from those before it."""
 
 PRINTING = 5
 """The first level that may print, and that may need the extras to be imported."""
+LIBRARIES = {"adapters"}
+"""The distributions that may not either: they are for users of the library."""
 
 EXTRAS = {
     "pydantic",
@@ -75,7 +83,6 @@ EXTRAS = {
 }
 """Never imported by importing fedblend."""
 
-FOLDERS = {"fedblend": PACKAGE, "fedblend_federation": FEDERATION}
 LICENSE = "# Copyright The fedblend authors\n# SPDX-License-Identifier: Apache-2.0\n"
 FLOWER = "federation/flower/"
 """The folder of the modules that touch Flower."""
@@ -88,9 +95,15 @@ LAZY_EXCEPTIONS = {("simulation/run.py", "report")}
 
 
 def named(path: Path) -> str:
-    if FEDERATION in path.parents:
-        return f"federation/{path.relative_to(FEDERATION).as_posix()}"
-    return path.relative_to(PACKAGE).as_posix()
+    package, folder = home(path)
+    inside = path.relative_to(folder).as_posix()
+    part = package.removeprefix("fedblend").removeprefix("_")
+    return f"{part}/{inside}" if part else inside
+
+
+def home(path: Path) -> tuple[str, Path]:
+    """The package that a file is in, and the package's folder."""
+    return next(pair for pair in FOLDERS.items() if pair[1] in path.parents)
 
 
 def part_of(path: Path) -> str:
@@ -101,6 +114,11 @@ def part_of(path: Path) -> str:
 def level_of_file(path: Path) -> int:
     """The level of a file; the list of public names is below all others."""
     return -1 if path == PACKAGE / "__init__.py" else level_of(part_of(path))
+
+
+def is_library(path: Path) -> bool:
+    """Whether a file prints nothing, and is documented for users of the library."""
+    return level_of_file(path) < PRINTING or part_of(path) in LIBRARIES
 
 
 def level_of(part: str) -> int:
@@ -165,8 +183,8 @@ def imports_from_above(path: Path) -> Iterator[str]:
     mine = level_of(part_of(path))
     for name in imported(path):
         first, *rest = name.split(".")
-        if first == "fedblend_federation":
-            first, rest = "fedblend", ["federation"]
+        if first in OTHERS:
+            first, rest = "fedblend", [first.removeprefix("fedblend_")]
         if first != "fedblend" or (rest and rest[0].startswith("__")):
             continue
         if not rest:  # the package itself, that is the public names of what is below
@@ -201,8 +219,7 @@ def neighbors(path: Path) -> set[str]:
 
 
 def module_of(path: Path) -> str:
-    package = FEDERATION if FEDERATION in path.parents else PACKAGE
-    parts = path.relative_to(package.parent).with_suffix("").parts
+    parts = path.relative_to(home(path)[1].parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
@@ -272,7 +289,7 @@ INSIDE_A_RUN = {"_engine", "_clients", "_evaluation", "_logs", "_local"}
 OUTSIDE = sorted(
     path
     for folder in (
-        *("src", "federation/src", "reproductions/src"),
+        *("src", "adapters/src", "federation/src", "reproductions/src"),
         *("benchmarks", "examples"),
     )
     for path in (ROOT / folder).rglob("*.py")
@@ -307,7 +324,7 @@ def test_nothing_prints_below_the_runs():
     assert not breaches(
         lambda path: [
             "print"
-            for node in nodes(path, level_of_file(path) < PRINTING)
+            for node in nodes(path, is_library(path))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             if node.func.id == "print"
         ]
@@ -319,7 +336,7 @@ def test_the_core_imports_no_extra():
         lambda path: [
             name
             for name in imports_at_once(parsed(path))
-            if level_of_file(path) < PRINTING and name.split(".")[0] in EXTRAS
+            if is_library(path) and name.split(".")[0] in EXTRAS
             if not (named(path).startswith(FLOWER) and name.startswith("flwr"))
         ]
     )
@@ -352,7 +369,7 @@ def test_every_public_function_is_documented():
 
 
 def undocumented(path: Path) -> Iterator[str]:
-    if level_of_file(path) >= PRINTING or path == PACKAGE / "__init__.py":
+    if not is_library(path) or path == PACKAGE / "__init__.py":
         return
     module = importlib.import_module(module_of(path))
     for name, value in vars(module).items():

@@ -5,6 +5,8 @@
 import re
 from pathlib import Path
 
+import slow_tests
+
 from fedblend.theory.privacy import row_epsilon
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +46,7 @@ def test_every_claim_has_a_test_or_is_a_limit():
 def test_every_test_that_is_named_exists():
     there = {
         name
-        for folder in ("tests", "federation/tests", "reproductions/tests")
+        for folder in slow_tests.SUITES
         for path in (ROOT / folder).rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
     ROOT / "src" / "fedblend",
+    ROOT / "adapters" / "src" / "fedblend_adapters",
     ROOT / "federation" / "src" / "fedblend_federation",
 )
 MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))

@@ -28,8 +28,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "fedblend"
-FEDERATION = ROOT / "federation" / "src" / "fedblend_federation"
+OTHERS = ("adapters", "federation")
+FOLDERS = {"fedblend": ROOT / "src" / "fedblend"} | {
+    name: ROOT / name / "src" / f"fedblend_{name}" for name in OTHERS
+}
+"""The packages that are measured."""
+PACKAGE = FOLDERS["fedblend"]
 SILENT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -42,7 +46,8 @@ MAY_NAME = (
     PACKAGE / "algorithms",
     PACKAGE / "contrib",
     PACKAGE / "runs" / "auto",
-    FEDERATION / "ops" / "local_cluster.py",
+    FOLDERS["adapters"],
+    FOLDERS["federation"] / "ops" / "local_cluster.py",
 )
 """Where an algorithm may be named: its own package, the candidates, the demo."""
 PUBLIC_FLOWER = ("app", "clientapp", "serverapp")
@@ -176,25 +181,25 @@ def measures() -> Iterator[tuple[str, str]]:
     """What is read from the source: the name of a measure, and its value."""
     import fedblend as fb
 
-    main, federation = modules(PACKAGE), modules(FEDERATION)
-    both = [*main, *federation]
-    for name, paths in (("fedblend", main), ("federation", federation)):
+    every = modules(*FOLDERS.values())
+    for name, folder in FOLDERS.items():
+        paths = modules(folder)
         total = sum(map(nodes, paths))
         yield f"syntax nodes of {name}", f"{total:,} in {len(paths)} files"
-    lines, largest = max((code_lines(path), path) for path in both)
+    lines, largest = max((code_lines(path), path) for path in every)
     yield "largest module", f"{lines} code lines, {largest.relative_to(ROOT)}"
-    short = sum(code_lines(path) < 60 for path in both)
+    short = sum(code_lines(path) < 60 for path in every)
     yield "files below 60 code lines", f"{short}"
-    yield "class names used twice", f"{len(repeated_classes(both))}"
-    yield "strings that name an algorithm", f"{len(named_algorithms(both))}"
-    folders = private_flower(both)
-    where = ", ".join(f"{count} in {name}" for name, count in folders.items())
+    yield "class names used twice", f"{len(repeated_classes(every))}"
+    yield "strings that name an algorithm", f"{len(named_algorithms(every))}"
+    private = private_flower(every)
+    where = ", ".join(f"{count} in {name}" for name, count in private.items())
     yield "private imports of Flower", where or "none"
     yield "public names of fedblend", f"{len(fb.__all__)}"
     arguments = inspect.signature(fb.simulate).parameters
     yield "arguments of simulate", f"{len(arguments)}"
     yield "keys of a node's policy", f"{policy_keys()}"
-    participles, prepositions, functions = odd_names(both)
+    participles, prepositions, functions = odd_names(every)
     yield "functions", f"{functions}"
     yield "named by a participle", f"{len(participles)}"
     yield "named by a preposition", f"{len(prepositions)}"
@@ -222,7 +227,7 @@ class Calls(NamedTuple):
 def traced_calls() -> Iterator[Calls]:
     """The calls that are made inside the block."""
     calls, sources = Calls(Counter(), set()), f"{ROOT}/"
-    inside = (f"{PACKAGE}/", f"{FEDERATION}/")
+    inside = tuple(f"{folder}/" for folder in FOLDERS.values())
 
     def on_event(frame: FrameType, event: str, argument: object) -> None:
         del argument
@@ -328,7 +333,7 @@ def main() -> None:
     commands.add_parser("touched").add_argument("what", choices=TRACED)
     options = parser.parse_args()
     if options.command == "modules":
-        every = {path: code_lines(path) for path in modules(PACKAGE, FEDERATION)}
+        every = {path: code_lines(path) for path in modules(*FOLDERS.values())}
         print_counts({str(path.relative_to(ROOT)): n for path, n in every.items()})
     elif options.command == "touched":
         calls = TRACED[options.what]()

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Build the three distributions, install them in a fresh environment and try them.
+"""Build all distributions, install them in a fresh environment and try them.
 
 python tools/release.py            builds into dist/
 
@@ -21,15 +21,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-FOLDERS = {
-    "fedblend": ROOT,
-    "fedblend_federation": ROOT / "federation",
-    "fedblend_reproductions": ROOT / "reproductions",
-}
+OTHERS = ("adapters", "federation", "reproductions")
+FOLDERS = {"fedblend": ROOT, **{f"fedblend_{name}": ROOT / name for name in OTHERS}}
 DATA = {
     "fedblend": ("__init__.pyi", "py.typed", "data/heart.csv", "data/catalog.toml"),
     "fedblend_federation": ("ops/templates/install.sh",),
-    "fedblend_reproductions": (),
 }
 """Files that are no Python modules, and without which the package does not work."""
 INSTALL_SECONDS = 40.0
@@ -109,7 +105,7 @@ def missing(wheel: Path, package: str) -> list[str]:
         capture_output=True,
         text=True,
     ).stdout.split()
-    wanted = {*tracked, *(f"{package}/{name}" for name in DATA[package])}
+    wanted = {*tracked, *(f"{package}/{name}" for name in DATA.get(package, ()))}
     lost = sorted(wanted - held)
     if not any("/licenses/LICENSE" in name for name in held):
         lost.append("LICENSE")
@@ -130,7 +126,7 @@ def main() -> int:
         show(times, "install fedblend[cli]")
         if times[0] > INSTALL_SECONDS:
             failures.append(f"install: more than {INSTALL_SECONDS} s")
-        show(call([*pip, *wheels[1:]], place), "install federation, reproductions")
+        show(call([*pip, *wheels[1:]], place), f"install {', '.join(OTHERS)}")
         call([bin / "python", "-m", "pip", "check"], place)
         times = min(call([bin / "fedblend", "--help"], place) for _ in range(4))
         show(times, "fedblend --help")
