@@ -19,7 +19,7 @@ FLOWER ?= flwr[simulation]==1.41.0
 FEDJAX ?= fedjax==0.0.17
 BIN := .venv/bin
 INSTALL := bin/python -m pip install -qq
-OTHERS := adapters federation reproductions
+OTHERS := adapters federation interop reproductions
 DEVELOPERS := -e '.[dev]' $(OTHERS:%=-e ./%)
 # uv installs four times as fast as pip, whose settings it does not read: where a mirror
 # is set for pip alone, pip does it.

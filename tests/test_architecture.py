@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedblend"
 OTHERS = {
     f"fedblend_{name}": ROOT / name / "src" / f"fedblend_{name}"
-    for name in ("adapters", "federation")
+    for name in ("adapters", "federation", "interop")
 }
 """The packages of other distributions that the plan knows, and their folders."""
 FOLDERS = {"fedblend": PACKAGE, **OTHERS}
 MODULES = sorted(path for folder in FOLDERS.values() for path in folder.rglob("*.py"))
 TESTS = sorted(
     path
-    for folder in ("tests", "adapters/tests", "federation/tests")
+    for folder in ("tests", "adapters/tests", "federation/tests", "interop/tests")
     for path in (ROOT / folder).rglob("*.py")
 )
 
@@ -50,14 +50,14 @@ LEVELS = (
     {"metrics", "stats", "simulation", "selection"},
     {"config", "runs", "report"},
     {"cli", "__main__"},
-    {"adapters"},
+    {"adapters", "interop"},
     {"federation"},
 )
 """A module imports from its own level and from those before it."""
 
 PRINTING = 5
 """The first level that may print, and that may need the extras to be imported."""
-LIBRARIES = {"adapters"}
+LIBRARIES = {"adapters", "interop"}
 """The distributions that may not either: they are for users of the library."""
 
 EXTRAS = {
@@ -289,7 +289,7 @@ INSIDE_A_RUN = {"_engine", "_clients", "_evaluation", "_logs", "_local"}
 OUTSIDE = sorted(
     path
     for folder in (
-        *("src", "adapters/src", "federation/src", "reproductions/src"),
+        *("src", "adapters/src", "federation/src", "interop/src", "reproductions/src"),
         *("benchmarks", "examples"),
     )
     for path in (ROOT / folder).rglob("*.py")

@@ -46,7 +46,7 @@ def exists(name: str) -> bool:
     """Whether a name of the column *code* is one of the package."""
     path, _, argument = name.removesuffix(")").partition("(")
     first, *parts = path.split(".")
-    if first in ("fedblend", "fedblend_adapters", "fedblend_federation"):
+    if first.startswith("fedblend"):
         importlib.import_module(path)
         return not argument
     value: Any = fb

@@ -26,7 +26,7 @@ BRITISH = (
     r"|favour\w*|licence|centre"
 )
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-PLACES = "adapters|federation|tests|benchmarks|examples|tools|src|reproductions"
+PLACES = "adapters|federation|interop|tests|benchmarks|examples|tools|src|reproductions"
 FILE = re.compile(rf"(?<![\w/])(?:{PLACES})/[\w./*]+")
 
 

@@ -14,6 +14,7 @@ PACKAGES = (
     ROOT / "src" / "fedblend",
     ROOT / "adapters" / "src" / "fedblend_adapters",
     ROOT / "federation" / "src" / "fedblend_federation",
+    ROOT / "interop" / "src" / "fedblend_interop",
 )
 MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 

@@ -14,7 +14,7 @@ import fedblend
 ROOT = Path(__file__).parents[1]
 MACHINE = re.compile(r"/(?:work|root|Users|mnt)/\w|/home/(?!me\b)\w")
 FOLDERS = (
-    *("src", "adapters", "federation", "reproductions", "tests"),
+    *("src", "adapters", "federation", "interop", "reproductions", "tests"),
     *("benchmarks", "docs", "examples", "tools"),
 )
 SUFFIXES = {".py", ".pyi", ".md", ".toml", ".json", ".sh", ".yml", ".yaml", ".html"}

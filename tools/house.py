@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-OTHERS = ("adapters", "federation")
+OTHERS = ("adapters", "federation", "interop")
 FOLDERS = {"fedblend": ROOT / "src" / "fedblend"} | {
     name: ROOT / name / "src" / f"fedblend_{name}" for name in OTHERS
 }

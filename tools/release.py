@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-OTHERS = ("adapters", "federation", "reproductions")
+OTHERS = ("adapters", "federation", "interop", "reproductions")
 FOLDERS = {"fedblend": ROOT, **{f"fedblend_{name}": ROOT / name for name in OTHERS}}
 DATA = {
     "fedblend": ("__init__.pyi", "py.typed", "data/heart.csv", "data/catalog.toml"),

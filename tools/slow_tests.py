@@ -21,7 +21,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "slow_tests.json"
-SUITES = ("tests", "adapters/tests", "federation/tests", "reproductions/tests")
+SUITES = (
+    *("tests", "adapters/tests", "federation/tests"),
+    *("interop/tests", "reproductions/tests"),
+)
 NO_TESTS = 5
 """Exit code of pytest where no test is selected."""
 

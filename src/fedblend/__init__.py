@@ -35,9 +35,14 @@ def _homes() -> dict[str, str]:
 
 cpu_devices.set_up()
 _HOMES = _homes()
-# What needs scikit-learn or pydantic is public, but no star imports it.
+_EXTRAS = {"fedblend_interop": "trackers"}
+"""Other distributions with names of ``fedblend``, and the extra that brings each."""
+# What needs scikit-learn, pydantic or another distribution is public, but no star
+# imports it.
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
-    name for name, home in _HOMES.items() if not home.startswith("fedblend.runs")
+    name
+    for name, home in _HOMES.items()
+    if not home.startswith(("fedblend.runs", *_EXTRAS))
 )
 
 
@@ -45,10 +50,25 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise _refusal(name)
     home = _HOMES[name]
-    found = None if home == "fedblend" else getattr(import_module(home), name, None)
+    try:
+        found = None if home == "fedblend" else getattr(import_module(home), name, None)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise _missing(name, error.name) from None
     value = import_module(f"{home}.{name}") if found is None else found
     globals()[name] = value
     return value
+
+
+def _missing(name: str, package: str) -> Exception:
+    """The error for a public name of a distribution that is not installed."""
+    from fedblend.errors import InputError
+
+    return InputError(
+        f"fb.{name}: needs {package.replace('_', '-')}: "
+        f"pip install 'fedblend[{_EXTRAS[package]}]'"
+    )
 
 
 def _refusal(name: str) -> AttributeError:

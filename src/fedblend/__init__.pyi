@@ -143,9 +143,6 @@ from fedblend.models.interop.peft import (
 from fedblend.models.interop.peft import (
     import_peft as import_peft,
 )
-from fedblend.runs import (
-    trackers as trackers,
-)
 from fedblend.runs.auto import (
     AutoResult as AutoResult,
 )
@@ -222,6 +219,7 @@ from fedblend.simulation.stores.client_store import (
 from fedblend.simulation.train_alone import (
     train_alone as train_alone,
 )
+from fedblend_interop import trackers as trackers
 
 __version__: str
 __all__: list[str]

@@ -87,9 +87,8 @@ def test_the_wheel_of_fedblend_has_no_other_distribution():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     targets = project["tool"]["hatch"]["build"]["targets"]
     assert targets["wheel"] == {"packages": ["src/fedblend"]}
-    assert {"/adapters", "/federation", "/reproductions"} <= set(
-        targets["sdist"]["include"]
-    )
+    others = {"/adapters", "/federation", "/interop", "/reproductions"}
+    assert others <= set(targets["sdist"]["include"])
     imported = re.compile(r"^\s*(from|import) fedblend_", re.M)
     sources = (ROOT / "src" / "fedblend").rglob("*.py")
     assert not [path for path in sources if imported.search(path.read_text())]

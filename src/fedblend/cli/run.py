@@ -153,12 +153,16 @@ def tracked(
     if not names:
         yield lambda: None
         return
+    from fedblend.data.dataset import require
     from fedblend.runs.run_folder import Folder, read_rows
-    from fedblend.runs.trackers import folder_trackers
 
+    interop = require(
+        "fedblend_interop.trackers", "trackers", "fedblend-interop", "trackers"
+    )
     words = [word.strip() for name in names for word in name.split(",")]
     tables = config.model_dump(exclude_none=True)
-    trackers, folder = folder_trackers(words, out, config.name, tables), Folder(out)
+    trackers = interop.folder_trackers(words, out, config.name, tables)
+    folder = Folder(out)
 
     def note_rows() -> None:
         if folder.metrics.is_file():

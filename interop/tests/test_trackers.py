@@ -15,8 +15,9 @@ import pytest
 import fedblend as fb
 from fedblend.cli import main
 from fedblend.config import toml
-from fedblend.runs import results, run_folder, trackers
+from fedblend.runs import results, run_folder
 from fedblend.runs.run_folder import Folder
+from fedblend_interop import trackers
 from tiny_config import TINY
 
 NAME = "test/accuracy/personal"
