@@ -25,7 +25,7 @@ ALPHAS = np.arange(1, 11) / 10
 
 
 def problem():
-    data = fb.datasets.libsvm("w6a")
+    data = fb.datasets.load("w6a")
     parts = fb.partition.contiguous(len(data.rows[1]), CLIENTS)
     federated_data = fb.federate(data.rows, parts)
     model = fb.models.logistic(data.rows[0].shape[1], intercept=False)

@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 def writers(count: int):
     """The rows of some writers."""
-    data = fb.datasets.femnist()
+    data = fb.datasets.load("femnist")
     inputs, labels = data.rows
     keys = np.asarray(data.keys)
     names = sorted(set(keys.tolist()))[:count]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import fedblend as fb
 from fedblend.data.datasets.built_in import quadratics
-from fedblend.data.datasets.libsvm import libsvm
 from fedblend.data.download import data_home, public_set
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition import contiguous
@@ -94,7 +94,7 @@ def quadratic_case(clients=6, dim=4, condition=8.0, seed=0) -> Case:
 
 
 def logistic_case(name: str, clients: int, l2=0.1) -> Case:
-    data = libsvm(name, intercept=True, dtype="float64")
+    data = fb.datasets.load(name, intercept=True, dtype="float64")
     federated_data = federate(data.rows, contiguous(len(data.rows[1]), clients))
     functions = []
     for client in range(clients):

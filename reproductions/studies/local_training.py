@@ -71,7 +71,7 @@ class Problem(NamedTuple):
 
 def problem(name: str, l2: float, clients: int) -> Problem:
     plain, _, intercept = name.partition("+")
-    inputs, targets = map(np.asarray, fb.datasets.libsvm(plain).rows)
+    inputs, targets = map(np.asarray, fb.datasets.load(plain).rows)
     if intercept:
         inputs = np.concatenate([inputs, np.ones_like(inputs[:, :1])], axis=1)
     parts = fb.partition.contiguous(len(targets), clients)

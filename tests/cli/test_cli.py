@@ -15,7 +15,6 @@ import time
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedblend.cli import main, run, screen
@@ -127,12 +126,10 @@ def test_bad_tables(content, line, capsys):
 
 
 def test_an_empty_client(capsys):
-    from fedblend.data.partition import Partition
-
-    Partition((np.arange(9), np.arange(0))).save("parts.npz")
-    data = {"source": "digits", "partition": "file", "path": "parts.npz"}
+    data = {"source": "digits", "partition": "dirichlet", "clients": 400}
+    data |= {"concentration": 1e-3, "minimum": 0}
     said = fails(capsys, "run", write(data=data))
-    assert "client '1' has no training rows" in said
+    assert "has no training rows" in said and "clients are empty" in said
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "foreign", "cut"])

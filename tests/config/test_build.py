@@ -11,7 +11,6 @@ from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.tables.algorithm import OPTIONS
 from fedblend.data.dataset import DataError
-from fedblend.data.partition import Partition, iid
 from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 
@@ -33,7 +32,6 @@ PARTITIONS = [
     {"partition": "iid", "clients": 5},
     {"partition": "contiguous", "clients": 5},
     {"partition": "classes_per_client", "clients": 5, "classes": 3},
-    {"partition": "class_pairs", "clients": 5},
     {"partition": "dirichlet", "clients": 5, "concentration": 0.3, "minimum": 4},
     {"partition": "shards", "clients": 5, "per_client": 3},
 ]
@@ -56,17 +54,6 @@ def test_natural_clients_and_official_test(tiny):
     assert set(made.spec.measure) == {"loss", "mse", "mae", "r2"}
 
 
-def test_a_saved_partition(tiny, tmp_path):
-    parts = iid(1797, 4)
-    parts.save(tmp_path / "parts.npz")
-    data = {
-        "source": "digits",
-        "partition": "file",
-        "path": str(tmp_path / "parts.npz"),
-    }
-    assert built(tiny, data=data).facts["partition_sha256"] == parts.hash
-
-
 def test_own_table(tiny, tmp_path):
     rng = np.random.default_rng(0)
     lines = ["who,x1,x2,label"]
@@ -80,14 +67,10 @@ def test_own_table(tiny, tmp_path):
     assert set(made.spec.measure) == {"loss", "accuracy", "auc", "brier"}
 
 
-def test_an_empty_client_is_refused(tiny, tmp_path):
-    Partition((np.arange(9), np.arange(0))).save(tmp_path / "parts.npz")
-    data = {
-        "source": "digits",
-        "partition": "file",
-        "path": str(tmp_path / "parts.npz"),
-    }
-    with pytest.raises(DataError, match="client '1' has no training rows"):
+def test_an_empty_client_is_refused(tiny):
+    data = {"source": "digits", "partition": "dirichlet", "clients": 400}
+    data |= {"concentration": 1e-3, "minimum": 0}
+    with pytest.raises(DataError, match=r"has no training rows .* clients are empty"):
         built(tiny, data=data)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 import fedblend as fb
 from fedblend.data import DataError, open_shards, write_shards
-from fedblend.data.shards import dataset_in, shard_table
 
 COUNTS = (5, 2, 9, 3)
 
@@ -94,47 +93,3 @@ def test_what_fails_leaves_nothing_and_what_is_there_stays(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wards"]
     with pytest.raises(DataError, match="exists already"):
         write_shards(folder, clients())
-
-
-@pytest.fixture
-def table(tmp_path):
-    """Rows of three wards, mixed, in row groups of seven."""
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    draw = np.random.default_rng(1)
-    columns = {
-        "ward": draw.choice(["b", "a", "c"], 40),
-        "age": np.arange(40.0),
-        "dose": draw.normal(size=40),
-        "outcome": draw.choice(["well", "ill"], 40),
-    }
-    parquet.write_table(
-        arrow.table(columns), tmp_path / "visits.parquet", row_group_size=7
-    )
-    return tmp_path / "visits.parquet"
-
-
-def test_a_table_becomes_the_folder_of_its_clients(table, tmp_path):
-    shard_table(table, tmp_path / "out", target="outcome", client="ward")
-    made, dataset = (
-        open_shards(tmp_path / "out", test=0.2),
-        dataset_in(tmp_path / "out"),
-    )
-    whole = fb.data.read(table, target="outcome", client="ward", preprocess="none")
-    wanted = fb.data.federate_dataset(whole, fb.partition.by_key(whole.keys), test=0.2)
-    assert made.names == wanted.names and dataset.label_names == whole.label_names
-    assert (dataset.kind, dataset.columns) == (whole.kind, whole.columns)
-    for name, split in wanted.splits.items():
-        for client in range(3):
-            mine, theirs = made.splits[name].rows(client), split.rows(client)
-            jax.tree.map(np.testing.assert_array_equal, mine, theirs)
-    shard_table(table, tmp_path / "groups", target="dose", inputs=["age"])
-    assert open_shards(tmp_path / "groups").train.counts.tolist() == [7] * 5 + [5]
-
-
-def test_what_cannot_be_sharded_is_refused(table, tmp_path):
-    with pytest.raises(DataError, match="column 'ward' is not numeric"):
-        shard_table(table, tmp_path / "out", target="outcome")
-    with pytest.raises(DataError, match="there is no column 'x'"):
-        shard_table(table, tmp_path / "out", target="x")
-    assert not (tmp_path / "out").exists()

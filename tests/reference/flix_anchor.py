@@ -25,7 +25,7 @@ ALPHAS = np.arange(1, 11) / 10
 
 
 def main() -> None:
-    data = fb.datasets.libsvm("ijcnn1", intercept=True, dtype="float64")
+    data = fb.datasets.load("ijcnn1", intercept=True, dtype="float64")
     parts = fb.partition.contiguous(len(data.rows[1]), CLIENTS)
     federated_data = fb.federate(data.rows, parts)
     dim = data.rows[0].shape[1]

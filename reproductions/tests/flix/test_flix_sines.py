@@ -13,6 +13,7 @@ import pytest
 import fedblend as fb
 from fedblend.data.dataset import generator
 from fedblend.data.partition import federate_dataset
+from fedblend_reproductions.datasets import two_sines
 from fedblend_reproductions.flix.sine_runs import (
     QUICK,
     RANGES,
@@ -77,7 +78,7 @@ def test_a_column_is_the_run_of_its_own_data_set():
     """One column of the sweep beside a plain run of FLIX on that data set alone."""
     size = QUICK._replace(rounds=20, alphas=(0.0, 0.5, 1.0))
     outcome = measured(size, "code", by_descent(20))
-    data = fb.datasets.two_sines(
+    data = two_sines(
         clients=size.clients, first=size.firsts[0], test_points=size.test_points, seed=1
     )
     federated_data = federate_dataset(

@@ -3,7 +3,7 @@
 """``fedblend data``: list, download and describe datasets, write an example."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -149,34 +149,6 @@ def describe(
     screen.console().print(made)
     for text in found.notes:
         screen.note(f"note: {text}")
-
-
-@app.command("shard")
-def shard(
-    file: Annotated[Path, typer.Argument(help="A .parquet table of numbers.")],
-    out: Annotated[Path, option("The folder to make.", "FOLDER")],
-    target: Annotated[str, option("The column of the target.", "NAME")],
-    client: Annotated[
-        str | None, option("The column of the client; else row groups are.", "NAME")
-    ] = None,
-    kind: Annotated[
-        str | None, option("What targets are: classes, binary, regression.", "KIND")
-    ] = None,
-    seed: Annotated[int, option("Of the order of each client's rows.", min=0)] = 0,
-) -> None:
-    """Write a table that does not fit into memory to a folder, client by client.
-
-    A configuration runs from it by file = "FOLDER" and partition = "folder".
-
-    [bold]Example[/bold]
-
-    fedblend data shard visits.parquet --client ward --target outcome --out wards
-    """
-    from fedblend.data.shards import shard_table
-
-    named: Any = kind
-    found = shard_table(file, out, target=target, client=client, kind=named, seed=seed)
-    typer.echo(f"wrote {out}: {found.counts.sum()} rows of {len(found.counts)} clients")
 
 
 @app.command("info")

@@ -49,7 +49,7 @@ MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
 NEEDED = ("data", "algorithm")
 """Tables that a configuration cannot leave out."""
-_PATHS = {"data": ("file", "path"), "central": ("file", "path"), "adapt": ("base",)}
+_PATHS = {"data": ("file",), "central": ("file",), "adapt": ("base",)}
 """The keys that are paths, by table."""
 _KEYS = {
     **{name: f"run.{name}" for name in RunTable.model_fields},

@@ -4,6 +4,7 @@
 
 from fedblend.data.dataset import DataError as DataError
 from fedblend.data.dataset import Dataset as Dataset
+from fedblend.data.dataset import Task as Task
 from fedblend.data.description import describe as describe
 from fedblend.data.partition import federate_dataset as federate_dataset
 from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessing

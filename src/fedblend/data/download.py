@@ -123,22 +123,6 @@ def find(name: str, *files: str) -> Path:
     raise MissingDataError(f"{name}: {files[0]} is not in {folder}; {advice}")
 
 
-def find_either(name: str, chosen: str | None, *files: str) -> Path:
-    """The path of the user's own file, or of a public file of a dataset.
-
-    Args:
-        name: of the dataset.
-        chosen: the path of the user's file, if there is one.
-        files: otherwise the first of these files that exists.
-    """
-    if chosen is None:
-        return find(name, *files)
-    path = Path(chosen)
-    if not path.is_file():
-        raise MissingDataError(f"{name}: {path}: no such file")
-    return path
-
-
 def is_intact(file: PublicFile, path: Path) -> bool:
     """Whether the checksum of a file is right."""
     algorithm = "sha256" if len(file.checksum) == 64 else "md5"

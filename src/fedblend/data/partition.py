@@ -10,20 +10,14 @@ sort of the rows, also with 100,000 clients, and always terminates.
 
 import dataclasses
 import hashlib
-import json
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedblend.checks import COUNT, POSITIVE, WHOLE, gate
-from fedblend.data.dataset import DataError, Dataset, MissingDataError, Rows, generator
+from fedblend.data.dataset import DataError, Dataset, Rows, generator
 from fedblend.data.federated import FederatedData, federate, fit_preprocessing
-from fedblend.data.readers.arrays import opened
-
-_FORMAT = "fedblend partition 1"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,69 +50,22 @@ class Partition:
         """The sha256 of all row numbers, in hexadecimal; names do not count."""
         digest = hashlib.sha256()
         digest.update(self.counts.astype("<i8").tobytes())
-        digest.update(_flat(self.rows).astype("<i8").tobytes())
+        digest.update(_join(self.rows).astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def save(self, path: str | Path) -> None:
-        """Write an ``.npz`` file atomically."""
-        path = Path(path)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with partial.open("wb") as file:
-                np.savez_compressed(
-                    file,
-                    format=np.array(_FORMAT),
-                    rows=_flat(self.rows),
-                    offsets=np.concatenate([[0], np.cumsum(self.counts)]),
-                    names=np.array(self.names, np.str_),
-                    description=np.array(json.dumps(self.description)),
-                    hash=np.array(self.hash),
-                )
-            partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise DataError(f"{path}: cannot be written: {error.strerror}") from None
 
-    @classmethod
-    def load(cls, path: str | Path) -> "Partition":
-        """Read a file of ``save``, and check its hash."""
-        path = Path(path)
-        if not path.is_file():
-            raise MissingDataError(f"{path}: no such partition file")
-        with opened(path, "is damaged, or not a partition file of fedblend") as stored:
-            if str(stored["format"]) != _FORMAT:
-                raise KeyError("format")
-            flat, offsets = stored["rows"], stored["offsets"]
-            partition = cls(
-                tuple(np.split(flat.astype(np.int64), offsets[1:-1])),
-                tuple(stored["names"].tolist()),
-                json.loads(str(stored["description"])),
-            )
-            expected = str(stored["hash"])
-        if partition.hash != expected:
-            raise DataError(
-                f"{path}: is damaged: its rows have sha256 {partition.hash[:12]}, "
-                f"but {expected[:12]} was recorded"
-            )
-        return partition
-
-
-def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
+def _join(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64)
 
 
-def cut(order: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Pieces of these lengths, one after another."""
-    return np.split(order.astype(np.int64), np.cumsum(counts)[:-1])
-
-
-def by_owner(owner: np.ndarray, clients: int) -> list[np.ndarray]:
+def group_rows(owner: np.ndarray, clients: int) -> list[np.ndarray]:
     """The rows of each client in ascending order; rows of no client have owner -1."""
     order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
-    return cut(order, np.bincount(owner[order], minlength=clients))
+    counts = np.bincount(owner[order], minlength=clients)
+    return np.split(order, np.cumsum(counts)[:-1])
 
 
-def in_proportion(weights: np.ndarray, rows: int) -> np.ndarray:
+def _share(weights: np.ndarray, rows: int) -> np.ndarray:
     """The owners of so many rows, in proportion to the weights of the clients."""
     share = np.cumsum(weights)
     edges = np.rint(share / share[-1] * rows).astype(np.int64)
@@ -169,7 +116,7 @@ def divide(
 ) -> FederatedData:
     """Divide a dataset among clients, without preprocessing; see the function above."""
     rows = len(dataset.rows[0])
-    held = _flat(partition.rows)
+    held = _join(partition.rows)
     if held.size and (held.min() < 0 or held.max() >= rows):
         raise DataError(
             f"partition: row {held.max() if held.max() >= rows else held.min()} is not "
@@ -189,7 +136,7 @@ def divide(
             "test_partition": _test_partition(dataset, partition, seed, split),
         }
     return federate(
-        as_arrays(dataset.rows),
+        plain_arrays(dataset.rows),
         partition,
         validation=validation,
         seed=seed,
@@ -198,7 +145,7 @@ def divide(
     )
 
 
-def as_arrays(rows: Rows) -> Rows:
+def plain_arrays(rows: Rows) -> Rows:
     """Rows as plain arrays, those of a raw table too: for whoever preprocesses them."""
     return np.asarray(rows[0]), np.asarray(rows[1])
 
@@ -217,7 +164,7 @@ def _test_partition(
         owner = np.array([ids.get(str(key), -1) for key in known], np.int64)[which]
     if (owner < 0).all():
         owner = _proportional(dataset, partition, seed, split)
-    return by_owner(owner, len(partition))
+    return group_rows(owner, len(partition))
 
 
 def _proportional(
@@ -227,7 +174,7 @@ def _proportional(
     assert dataset.test_rows is not None
     clients = len(partition)
     holder = np.repeat(np.arange(clients), partition.counts)
-    groups, test_groups = dataset.rows[1][_flat(partition.rows)], dataset.test_rows[1]
+    groups, test_groups = dataset.rows[1][_join(partition.rows)], dataset.test_rows[1]
     if dataset.kind not in ("classes", "binary"):
         groups, test_groups = np.zeros(len(groups)), np.zeros(len(test_groups))
     owner = np.full(len(test_groups), -1, np.int64)
@@ -236,7 +183,7 @@ def _proportional(
         counts = np.bincount(holder[groups == group], minlength=clients)
         mine = rng.permutation(np.flatnonzero(test_groups == group))
         if counts.sum():
-            owner[mine] = in_proportion(counts, len(mine))
+            owner[mine] = _share(counts, len(mine))
     return owner
 
 
@@ -244,17 +191,16 @@ def _proportional(
 def iid(rows: int, clients: int, seed: int = 0) -> Partition:
     """Divide shuffled rows evenly."""
     _check_clients(clients, rows)
-    order = generator(seed, "iid").permutation(rows)
-    pieces = cut(order, _even_counts(rows, clients))
-    return _described("iid", pieces, clients=clients, seed=seed)
+    pieces = np.array_split(generator(seed, "iid").permutation(rows), clients)
+    return _describe("iid", pieces, clients=clients, seed=seed)
 
 
 @gate(rows=WHOLE, clients=COUNT)
 def contiguous(rows: int, clients: int) -> Partition:
     """Cut the rows, in their own order, into pieces of almost equal length."""
     _check_clients(clients, rows)
-    pieces = cut(np.arange(rows), _even_counts(rows, clients))
-    return _described("contiguous", pieces, clients=clients)
+    pieces = np.array_split(np.arange(rows), clients)
+    return _describe("contiguous", pieces, clients=clients)
 
 
 @gate(clients=COUNT, classes=COUNT, seed=WHOLE)
@@ -282,57 +228,9 @@ def classes_per_client(
     rng = generator(seed, "classes per client")
     chosen = _swap_classes(_choose_classes(room, clients, classes, rng), rng)
     client = np.repeat(np.arange(clients), classes)
-    rows = by_owner(_owners(codes, chosen.ravel(), client, rng), clients)
+    rows = group_rows(share_classes(codes, chosen.ravel(), client, rng), clients)
     options = {"clients": clients, "classes": classes, "seed": seed}
-    return _described("classes_per_client", rows, **options)
-
-
-@gate(clients=COUNT, seed=WHOLE)
-def class_pairs(
-    labels: np.ndarray,
-    clients: int,
-    seed: int = 0,
-    pairs: Sequence[tuple[int, int]] | None = None,
-) -> Partition:
-    """Fixed pairs of classes, each for an equal block of clients.
-
-    This is the "2 classes per client" of APFL's own code: with 10 classes and 100
-    clients, clients 0-19 share classes 0 and 5, clients 20-39 classes 1 and 6, and so
-    on. ``pairs`` (of labels) replaces these. A class in several pairs is shared by
-    all their clients.
-    """
-    names, codes, sizes = _classes(labels)
-    _check_clients(clients, len(codes))
-    half = len(names) // 2
-    if pairs is None and len(names) % 2:
-        raise DataError(f"class pairs: {len(names)} classes do not come in pairs")
-    wanted = np.asarray(
-        [(names[c], names[c + half]) for c in range(half)] if pairs is None else pairs
-    )
-    if wanted.ndim != 2 or wanted.shape[1] != 2 or (wanted[:, 0] == wanted[:, 1]).any():
-        raise DataError(
-            "class pairs: pairs must be a list of two different labels each"
-        )
-    if not np.isin(wanted, names).all():
-        stranger = wanted[~np.isin(wanted, names)][0]
-        raise DataError(f"class pairs: no row has the label {stranger}")
-    if clients < len(wanted):
-        raise DataError(
-            f"clients: {clients} is less than the {len(wanted)} pairs of classes"
-        )
-    pair = np.arange(clients) * len(wanted) // clients
-    chosen = np.searchsorted(names, wanted)[pair].ravel()
-    crowd = np.bincount(chosen, minlength=len(names))
-    if (crowd > sizes).any():
-        worst = int(np.argmax(crowd - sizes))
-        raise DataError(
-            f"class pairs: class {names[worst]} has {sizes[worst]} rows for "
-            f"{crowd[worst]} clients"
-        )
-    rng = generator(seed, "class pairs")
-    owner = _owners(codes, chosen, np.repeat(np.arange(clients), 2), rng)
-    options = {"clients": clients, "pairs": wanted.tolist(), "seed": seed}
-    return _described("class_pairs", by_owner(owner, clients), **options)
+    return _describe("classes_per_client", rows, **options)
 
 
 @gate(clients=COUNT, concentration=POSITIVE, seed=WHOLE, minimum=WHOLE)
@@ -358,10 +256,10 @@ def dirichlet(
         draws = np.log(rng.standard_gamma(concentration + 1, clients))
         draws += np.log1p(-rng.random(clients)) / concentration
         mine = rng.permutation(np.flatnonzero(codes == code))
-        owner[mine] = in_proportion(np.exp(draws - draws.max()), sizes[code])
-    rows = by_owner(_top_up(owner, clients, minimum, rng), clients)
+        owner[mine] = _share(np.exp(draws - draws.max()), sizes[code])
+    rows = group_rows(_top_up(owner, clients, minimum, rng), clients)
     options = {"concentration": concentration, "minimum": minimum, "seed": seed}
-    return _described("dirichlet", rows, clients=clients, **options)
+    return _describe("dirichlet", rows, clients=clients, **options)
 
 
 @gate(clients=COUNT, per_client=COUNT, seed=WHOLE)
@@ -388,7 +286,7 @@ def shards(
     owner = np.empty(len(codes), np.int64)
     owner[order] = (rng.permutation(total) // per_client)[piece]
     options = {"clients": clients, "per_client": per_client, "seed": seed}
-    return _described("shards", by_owner(owner, clients), **options)
+    return _describe("shards", group_rows(owner, clients), **options)
 
 
 @gate(minimum=WHOLE)
@@ -406,13 +304,13 @@ def by_key(keys: np.ndarray | None, minimum: int = 1) -> Partition:
             f"clients has, {counts.max()}"
         )
     owner = np.where(large, np.cumsum(large) - 1, -1)[owner.reshape(-1)]
-    rows = by_owner(owner, int(large.sum()))
+    rows = group_rows(owner, int(large.sum()))
     dropped = int((~large).sum())
-    partition = _described("by_key", rows, minimum=minimum, dropped=dropped)
+    partition = _describe("by_key", rows, minimum=minimum, dropped=dropped)
     return dataclasses.replace(partition, names=tuple(map(str, names[large])))
 
 
-def _described(name: str, rows: Sequence[np.ndarray], **options: Any) -> Partition:
+def _describe(name: str, rows: Sequence[np.ndarray], **options: Any) -> Partition:
     return Partition(tuple(rows), description={"partition": name, **options})
 
 
@@ -475,7 +373,7 @@ def _swap_classes(chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return chosen
 
 
-def _owners(
+def share_classes(
     codes: np.ndarray, chosen: np.ndarray, client: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """The client of each row when all clients of a class take equal shares of it."""

@@ -14,9 +14,8 @@ from fedblend.data.datasets import (
     quadratic_loss,
     quadratics,
     synthetic,
-    two_sines,
 )
-from fedblend.data.partition import by_key, federate_dataset
+from fedblend.data.partition import by_key
 from fedblend.errors import UserError
 
 
@@ -99,34 +98,6 @@ def test_synthetic_labels_come_from_one_linear_model_per_client():
         assert (x @ weights <= 0).mean() < 0.01
 
 
-def test_two_sines():
-    dataset = load("two_sines", first=70)
-    assert dataset.name == "two_sines(70, 130)"
-    assert dataset.rows[0].shape == (10000, 1)
-    assert dataset.test_rows is not None
-    assert dataset.test_rows[1].shape == (400000, 1)
-    federated_data = federate_dataset(dataset, by_key(dataset.keys), test="official")
-    assert federated_data.clients == 200
-    assert federated_data.names[:3] == ("0", "1", "2")
-    assert federated_data.test is not None
-    np.testing.assert_array_equal(federated_data.test.counts, 2000)
-
-    def fit(client):
-        """a sin(x + b) is linear in (sin x, cos x): the fit must be exact."""
-        assert federated_data.test is not None
-        x, y = federated_data.test.rows(client)
-        basis = np.concatenate([np.sin(x), np.cos(x)], axis=1)
-        best, residual, *_ = np.linalg.lstsq(basis, y, rcond=None)
-        assert residual[0] < 1e-6
-        return best.ravel()
-
-    np.testing.assert_allclose(fit(0), fit(69), atol=1e-4)
-    np.testing.assert_allclose(fit(70), fit(199), atol=1e-4)
-    assert np.linalg.norm(fit(0) - fit(70)) > 0.1
-    for client in (0, 70):
-        assert 0.1 <= np.linalg.norm(fit(client)) <= 5.0
-
-
 @pytest.mark.parametrize(("rows", "clients"), [(1, 5), (4, 3)])
 def test_quadratics(rows, clients):
     federated_data, optimum = quadratics(clients, 6, seed=2, condition=50.0, rows=rows)
@@ -153,7 +124,6 @@ def test_quadratics(rows, clients):
     "build",
     [
         lambda seed: synthetic(1.0, 1.0, clients=3, seed=seed).rows[0],
-        lambda seed: two_sines(clients=30, seed=seed).rows[1],
         lambda seed: quadratics(2, 3, seed=seed)[1],
     ],
 )
@@ -178,9 +148,6 @@ def test_the_seed_decides(build):
             "classes: 1 is not a whole number",
         ),
         (lambda: synthetic(0.0, 0.0, most=499), "most: 499 is not at least 500"),
-        (lambda: two_sines(first=201), r"first: 201 is not in 0\.\.200"),
-        (lambda: two_sines(points=0), "points: 0 is not a whole number"),
-        (lambda: two_sines(amplitudes=(2.0, 1.0)), "is not a range"),
         (lambda: quadratics(0, 3), "clients: 0"),
         (lambda: quadratics(3, 3, condition=0.5), "condition: 0.5"),
     ],

@@ -80,19 +80,6 @@ def test_classes_are_chosen_at_random_and_evenly():
     np.testing.assert_array_equal(counts, 40)
 
 
-def test_class_pairs_are_those_of_the_authors_code():
-    partition = p.class_pairs(LABELS, 100, seed=0)
-    assert_complete(partition, len(LABELS))
-    pairs = [tuple(np.unique(LABELS[index]).tolist()) for index in partition]
-    assert pairs == [(client // 20, client // 20 + 5) for client in range(100)]
-
-
-def test_class_pairs_of_ones_own():
-    partition = p.class_pairs(LABELS, 7, pairs=[(0, 1), (2, 3)])
-    assert {int(label) for label in np.unique(LABELS[flat(partition)])} == {0, 1, 2, 3}
-    assert len(np.unique(flat(partition))) == np.isin(LABELS, [0, 1, 2, 3]).sum()
-
-
 @shapes
 @given(labeled(), st.sampled_from([1e-3, 0.1, 1.0, 100.0, 1e6]), st.integers(0, 5))
 def test_dirichlet(problem, concentration, minimum):
@@ -166,7 +153,6 @@ def test_by_key():
     [
         lambda seed: p.iid(6000, 30, seed),
         lambda seed: p.classes_per_client(LABELS, 30, 3, seed),
-        lambda seed: p.class_pairs(LABELS, 30, seed),
         lambda seed: p.dirichlet(LABELS, 30, 0.3, seed),
         lambda seed: p.shards(LABELS, 30, 2, seed),
     ],
@@ -185,11 +171,6 @@ def test_the_seed_decides(build):
         (lambda: p.iid(5, 2, seed=-1), "seed: -1"),
         (lambda: p.contiguous(0, 1), "too many for 0 rows"),
         (lambda: p.classes_per_client(LABELS, 5, 11), r"11 .* 1\.\.10"),
-        (lambda: p.class_pairs(LABELS, 4), "4 is less than the 5 pairs"),
-        (lambda: p.class_pairs(np.arange(9) % 3, 3), "3 classes"),
-        (lambda: p.class_pairs(LABELS, 9, pairs=[(0, 77)]), "label 77"),
-        (lambda: p.class_pairs(LABELS, 9, pairs=[(1, 1)]), "two different"),
-        (lambda: p.class_pairs(np.arange(10), 10), "1 rows for 2 clients"),
         (lambda: p.dirichlet(LABELS, 10, 0.0), "concentration: 0.0"),
         (lambda: p.dirichlet(LABELS, 10, 1.0, minimum=601), "at least 601 rows"),
         (lambda: p.dirichlet(LABELS, 10, 1.0, minimum=-1), "minimum: -1"),

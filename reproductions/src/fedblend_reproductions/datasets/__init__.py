@@ -9,6 +9,11 @@ from fedblend_reproductions.datasets.characters import article_text as article_t
 from fedblend_reproductions.datasets.characters import role_texts as role_texts
 from fedblend_reproductions.datasets.characters import shakespeare as shakespeare
 from fedblend_reproductions.datasets.characters import wikitext2 as wikitext2
+from fedblend_reproductions.datasets.femnist import femnist as femnist
+from fedblend_reproductions.datasets.femnist import (
+    femnist_from_leaf as femnist_from_leaf,
+)
+from fedblend_reproductions.datasets.libsvm import libsvm as libsvm
 from fedblend_reproductions.datasets.movielens import movielens as movielens
 from fedblend_reproductions.datasets.photographs import celeba_smile as celeba_smile
 from fedblend_reproductions.datasets.photographs import cifar10 as cifar10
@@ -20,5 +25,6 @@ from fedblend_reproductions.datasets.stackexchange import user_texts as user_tex
 from fedblend_reproductions.datasets.synthetic_mixture import (
     synthetic_mixture as synthetic_mixture,
 )
+from fedblend_reproductions.datasets.two_sines import two_sines as two_sines
 
 add_catalog(Path(__file__).with_name("catalog.toml"))

@@ -42,9 +42,9 @@ from fedblend.data.dataset import (
     intact,
     open_unpacked,
 )
-from fedblend.data.download import find_either
 from fedblend.data.tokenizer import PADDING as PADDING
 from fedblend.data.tokenizer import cut, from_texts, load_tokenizer
+from fedblend_reproductions.datasets.files import find_either
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

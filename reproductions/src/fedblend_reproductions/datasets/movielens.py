@@ -24,7 +24,7 @@ import numpy as np
 
 from fedblend.checks import COUNT, Number, gate
 from fedblend.data.dataset import DataError, Dataset, Size, dataset, open_unpacked
-from fedblend.data.download import find_either
+from fedblend_reproductions.datasets.files import find_either
 
 MOVIES = 3952
 """The largest number of a movie; 0 is no movie."""

@@ -35,13 +35,13 @@ from fedblend.data.dataset import (
     intact,
     open_unpacked,
 )
-from fedblend.data.download import find_either
 from fedblend_reproductions.datasets.characters import (
     OTHER,
     WINDOWS,
     by_writer,
     spelled,
 )
+from fedblend_reproductions.datasets.files import find_either
 
 _WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
 _FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$]*\$")

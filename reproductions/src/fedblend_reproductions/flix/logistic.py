@@ -21,6 +21,7 @@ from fedblend import theory
 from fedblend.core import Algorithm, Loss
 from fedblend.data.federated import FederatedData
 from fedblend.trees import precision
+from fedblend_reproductions.datasets import libsvm
 
 NAMES = ("mushrooms", "a6a", "w6a", "ijcnn1")
 L2 = 0.1
@@ -85,7 +86,7 @@ def problem(
     with the step 1/L_i first has a gradient norm of ``STOPPED``. The intercept, if any,
     is one more column, penalized like the others.
     """
-    data = fb.datasets.libsvm(name, intercept, dtype="float64")
+    data = libsvm(name, intercept, dtype="float64")
     inputs, targets = data.rows
     pieces = fb.partition.contiguous(len(targets), clients)
     federated_data = fb.federate(data.rows, pieces)

@@ -21,6 +21,7 @@ from fedblend.core import Loss
 from fedblend.data.dataset import Dataset
 from fedblend.data.partition import federate_dataset
 from fedblend.solvers import Solver
+from fedblend_reproductions.datasets import two_sines
 
 TOLERANCE = 1e-2
 FIRST_STEP = 1e-3
@@ -106,7 +107,7 @@ class Column(NamedTuple):
 
     def draw(self, size: Size) -> Dataset:
         """Its points."""
-        return fb.datasets.two_sines(
+        return two_sines(
             clients=size.clients,
             first=self.first,
             test_points=size.test_points,

@@ -42,7 +42,7 @@ from fedblend.data.dataset import (
     task_of,
 )
 from fedblend.data.federated import FederatedData, federate
-from fedblend.data.partition import as_arrays
+from fedblend.data.partition import plain_arrays
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import ConfigError
@@ -173,7 +173,7 @@ def own_rows(
 
 def _hold_out(table: Central, rows: Rows, seed: int) -> FederatedData:
     everyone = [np.arange(len(rows[0]))]
-    own = federate(as_arrays(rows), everyone, test=table.test, seed=seed)
+    own = federate(plain_arrays(rows), everyone, test=table.test, seed=seed)
     if table.batch_size is not None and table.batch_size > own.train.total:
         raise DataError(
             f"central.batch_size: {table.batch_size} is more than the server's "

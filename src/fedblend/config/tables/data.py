@@ -54,7 +54,7 @@ SEEN = 10_000
 """Rows of a folder that are looked at for warnings."""
 CLIENTS = {"clients": 10, "concentration": 1.0, "minimum": 20}
 """How the rows of a dataset without clients are shared out, by their classes."""
-OF_OTHERS = ("classes", "pairs", "path", "per_client")
+OF_OTHERS = ("classes", "per_client")
 """Options of partitions that are not chosen: these need their name."""
 _OWN: dict[str, str | None] = dict.fromkeys(("target", "client", "inputs", "drop"))
 _OWN |= {"kind": None, "log_shift": None, "preprocess": "auto"}
@@ -154,15 +154,8 @@ class Data(Table):
         refuse_first(*own)
 
 
-class SavedPartition(Data):
-    """A partition that was saved."""
-
-    partition: Literal["file"]
-    path: Word
-
-
 class InFolder(Data):
-    """A folder that ``fedblend data shard`` or ``fb.data.write_shards`` wrote."""
+    """A folder that ``fb.data.write_shards`` wrote."""
 
     partition: Literal["folder"]
 
@@ -222,23 +215,21 @@ class NodeRows(Data):
         return self
 
 
-_NAMES = ("iid", "contiguous", "class_pairs", "classes_per_client", "dirichlet")
-PARTITIONS = {name: getattr(partition, name) for name in (*_NAMES, "shards", "by_key")}
+_NAMES = ["iid", "contiguous", "classes_per_client", "dirichlet", "shards", "by_key"]
+PARTITIONS = {name: getattr(partition, name) for name in _NAMES}
 """How rows are given to clients, by name; options as of the function."""
 
 
 def _partition_table(name: str) -> type[Data]:
-    others: dict[str, Any] = {"rows": None, "seed": None}
-    if name == "class_pairs":
-        others["pairs"] = (list[list[Index]] | None, None)
-    return table_of(PARTITIONS[name], name, Data, tag="partition", **others)
+    return table_of(PARTITIONS[name], name, Data, tag="partition", rows=None, seed=None)
 
 
 if TYPE_CHECKING:
     AnyData = Data
 else:
-    _further = (SavedPartition, InFolder, NodeRows)
-    AnyData = one_of([*map(_partition_table, PARTITIONS), *_further], "partition")
+    AnyData = one_of(
+        [*map(_partition_table, PARTITIONS), InFolder, NodeRows], "partition"
+    )
 
 
 def origin(data: Content) -> str:
@@ -318,8 +309,6 @@ def load_dataset(data: Data) -> Dataset:
 
 def share_out(data: Data, dataset: Dataset) -> Partition:
     """The rows of every client, as ``[data]`` asks for them."""
-    if isinstance(data, SavedPartition):
-        return Partition.load(data.path)
     if isinstance(data, InFolder):  # which has the rows of clients in order
         return Partition((), description={"folder": dataset.sha256})
     labels = dataset.rows[1]

@@ -50,8 +50,8 @@ EXAMINED = {
     # written, who the clients are. Rows are held out client by client.
     "data": (
         "source options file target client inputs drop kind preprocess validation test "
-        "unseen seed split_seed partition path clients labels classes shape columns "
-        "raw center scale pairs concentration minimum per_client"
+        "unseen seed split_seed partition clients labels classes shape columns raw "
+        "center scale concentration minimum per_client"
     ),
     # Numbers and words of the configuration: no model sees a row before training.
     "model": (

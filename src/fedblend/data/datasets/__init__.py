@@ -10,9 +10,5 @@ from fedblend.data.datasets.built_in import digits as digits
 from fedblend.data.datasets.built_in import quadratic_loss as quadratic_loss
 from fedblend.data.datasets.built_in import quadratics as quadratics
 from fedblend.data.datasets.built_in import synthetic as synthetic
-from fedblend.data.datasets.built_in import two_sines as two_sines
 from fedblend.data.datasets.images import fashion_mnist as fashion_mnist
-from fedblend.data.datasets.images import femnist as femnist
-from fedblend.data.datasets.images import femnist_from_leaf as femnist_from_leaf
 from fedblend.data.datasets.images import mnist as mnist
-from fedblend.data.datasets.libsvm import libsvm as libsvm

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets that need no files: those of scikit-learn, and those drawn at random.
 
-Data drawn at random: linear models, two sines, quadratics.
+Data drawn at random: linear models, quadratics.
 
 **synthetic(gamma, beta)**: clients whose models differ by gamma and inputs by beta.
 Client i labels inputs by a model of its own::
@@ -22,13 +22,6 @@ number for each class, with which gamma has an effect: ``by_class``.
 Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020); Deng,
 Kamani, Mahdavi, "Adaptive personalized federated learning" (2020).
 
-**two_sines**: clients of two kinds, each with a few points of its kind's curve. Two
-functions ``a sin(x + b)`` are drawn, and every client samples one of them. As
-amplitudes and phases differ, one model for all fits no client, and 50 points are too
-few to train alone: a mixture is best. FLIX (Gasanov et al., AISTATS 2022), experiment
-"fitting sine functions". Its text draws amplitudes from [0.1, 0.5], its code from
-[0.1, 5], which is the default here.
-
 **quadratics**: a small problem whose minimizer is known exactly, with
 ``f_i(x) = mean over the client's rows of 1/2 x^T A x - b^T x``; a row is ``(A, b)``.
 """
@@ -38,15 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.checks import COUNT, FLAG, NOT_NEGATIVE, WHOLE, Number, gate
-from fedblend.data.dataset import (
-    DataError,
-    Dataset,
-    Rows,
-    Size,
-    dataset,
-    generator,
-    require,
-)
+from fedblend.data.dataset import Dataset, Size, dataset, generator, require
 from fedblend.data.federated import FederatedData, federate
 from fedblend.errors import UserError
 
@@ -147,61 +132,6 @@ def synthetic(
         1 if binary else classes,
         keys=np.repeat(np.arange(clients), counts),
         name=f"synthetic({gamma:g}, {beta:g})",
-    )
-
-
-@dataset(
-    "Points on one of two sine curves",
-    Size(rows=10000, test_rows=400000, clients=200),
-    "Drawn at random; no license needed. Cite Gasanov et al. 2022",
-    model="mlp",
-    by_row=True,
-)
-@gate(clients=COUNT, first=WHOLE, points=COUNT, test_points=COUNT, seed=WHOLE)
-def two_sines(
-    clients: int = 200,
-    first: int = 30,
-    points: int = 50,
-    test_points: int = 2000,
-    amplitudes: tuple[float, float] = (0.1, 5.0),
-    seed: int = 0,
-) -> Dataset:
-    """Regression from one number to one number; keys are clients.
-
-    Args:
-        clients: number of clients.
-        first: number of clients that sample the first sine (30, 50, 70, 90 in the
-            paper).
-        points: number of training rows of a client, at uniform places in [-5, 5].
-        test_points: number of test rows of a client, likewise.
-        amplitudes: range of a; b is uniform in [0, 2 pi].
-        seed: of all random numbers.
-    """
-    if not 0 <= first <= clients or clients < 1:
-        raise DataError(
-            f"two_sines: first: {first} is not in 0..{clients}, the clients"
-        )
-    if len(amplitudes) != 2 or not amplitudes[0] <= amplitudes[1]:
-        raise DataError(f"two_sines: amplitudes: {amplitudes!r} is not a range")
-    rng = generator(seed, "two sines")
-    size = rng.uniform(*amplitudes, size=2)
-    phase = rng.uniform(0, 2 * np.pi, size=2)
-    keys = np.arange(clients)
-
-    def sample(count: int) -> Rows:
-        kind = (np.repeat(keys, count) >= first).astype(int)
-        x = rng.uniform(-5, 5, size=clients * count)
-        y = size[kind] * np.sin(x + phase[kind])
-        return x[:, None].astype(np.float32), y[:, None].astype(np.float32)
-
-    return Dataset(
-        sample(points),
-        "regression",
-        1,
-        sample(test_points),
-        keys=np.repeat(keys, points),
-        test_keys=np.repeat(keys, test_points),
-        name=f"two_sines({first}, {clients - first})",
     )
 
 
