@@ -61,7 +61,7 @@ def needs() -> Callable[..., None]:
 @pytest.fixture
 def no_figures(monkeypatch):
     """Drawing takes a second; only who looks at figures needs them."""
-    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
 
 
 @pytest.fixture(scope="session")

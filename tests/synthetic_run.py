@@ -86,7 +86,7 @@ def write_run(
         return folder
     evidence = Evidence(measured, (), {"test": test, "train": train}, METRICS)
     tested = [{"test": of["test"]} for of in measured]
-    known = measures.compared(evidence, "test", "accuracy")
+    known = measures.compare_models(evidence, "test", "accuracy")
     assert known is not None
     labels = [(names or {}).get(client, str(client)) for client in range(clients)]
     alphas = draw.uniform(0, 1, clients)

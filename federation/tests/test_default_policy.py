@@ -23,7 +23,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "federation.md"
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
-    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
 
 
 def node_with(home: Path, client: int, data: str, policy: str | None = None):

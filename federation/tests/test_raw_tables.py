@@ -135,7 +135,7 @@ def describe(node, text: str, experiment: str = "e" * 16) -> Message:
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -23,7 +23,7 @@ NAMES = ("alice", "bob", "carol")
 
 
 def test_flower_comes_to_the_simulators_numbers(place, raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
 
     def write_table(home, rows, policy):
         shutil.copy(rows, home / "rows.csv")

@@ -33,7 +33,7 @@ def run(tmp_path_factory, compiled):
     (folder / "tiny.toml").write_text(toml.write(tables))
     out = folder / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "draw", lambda *arguments: None)
+        patch.setattr(results, "plot_rows", lambda *arguments: None)
         command = ["run", str(folder / "tiny.toml"), "--out", str(out)]
         assert main([*command, "--track", "tensorboard"]) == 0
     return out

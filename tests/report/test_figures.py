@@ -1,6 +1,7 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
 import sys
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +9,20 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend.report import figures as module
 from fedblend.report.figures import (
+    COLUMN,
     FORMATS,
     LOOKS,
+    STYLE,
     curves_figure,
     draw_gains,
+    looks,
     new_figure,
     plot_rows,
+    plot_sweep,
 )
-from fedblend.report.measures import compared
+from fedblend.report.measures import compare_models
 from fedblend.stats.gains import Evidence
 
 PNG = b"\x89PNG"
@@ -46,7 +52,7 @@ def test_the_same_rows_give_the_same_files(rows, tmp_path):
 
 
 def test_bars_have_the_clients_names_where_these_fit(evidence, tmp_path):
-    found = compared(evidence, "test", "accuracy")
+    found = compare_models(evidence, "test", "accuracy")
     assert found is not None
     names = ["St. Mary", "Abbey Road", "A hospital with a very long name", "9"]
     axes = new_figure(6, 3).subplots()
@@ -61,7 +67,7 @@ def test_bars_have_the_clients_names_where_these_fit(evidence, tmp_path):
         (), {"test": np.full(40, 60)}, evidence.metrics,
     )  # fmt: skip
     axes = new_figure(6, 3).subplots()
-    found = compared(many, "test", "accuracy")
+    found = compare_models(many, "test", "accuracy")
     assert found is not None
     draw_gains(axes, found, None, names=["x"] * 40)
     assert not axes.get_xticklabels()
@@ -117,7 +123,7 @@ def test_a_run_with_seeds_and_a_reference_has_all_panels(setting, tmp_path):
     assert labels[:4] == ["test accuracy", "", "test loss", ""]
     assert "gain over training alone" in labels[4]
     across = [axes.get_xlabel() for axes in figure.axes[2:4]]
-    assert across == ["rounds of communication", "bits sent, both ways, all clients"]
+    assert across == ["rounds of communication", "bits sent, both ways"]
     assert len(figure.axes[0].lines) == 3
     assert "2 seeds" in figure.axes[0].get_title("left")
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
@@ -182,3 +188,48 @@ def test_a_shared_model_alone_is_drawn_once(setting):
         plain, init, federated_data, jax.random.key(0), **{**rest, "measure": None}
     )
     assert unmeasured.plot().axes == []
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures, instead of files."""
+    figures = []
+    monkeypatch.setattr(module, "save", lambda figure, *to: figures.append(figure))
+    return figures
+
+
+def test_lines_differ_in_color_marker_or_dashes():
+    every = [str(look) for look in islice(looks(), 280)]
+    assert len(set(every)) == 280
+
+
+def test_a_sweep_shows_means_and_deviations_over_seeds(drawn, tmp_path):
+    values = np.array([[0.6, 0.8], [0.7, 0.9]])
+    models = {"personal model": values, "training alone": values / 2}
+    plot_sweep([0.1, 0.9], models, "algorithm.alpha", "test accuracy", tmp_path)
+    (figure,) = drawn
+    (axes,) = figure.axes
+    for container, scale in zip(axes.containers, (1, 0.5), strict=True):
+        line, _, (bars,) = container
+        assert line.get_xdata() == pytest.approx([0.1, 0.9])
+        assert line.get_ydata() == pytest.approx(values.mean(axis=1) * scale)
+        ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+        deviation = values.std(axis=1, ddof=1) * scale
+        assert np.diff(ends)[:, 0] == pytest.approx(2 * deviation)
+    assert axes.get_xscale() == "linear"
+
+
+def test_the_legend_fits_into_a_column(drawn, tmp_path):
+    """As many columns as fit; text has 7 points or more."""
+    for length, columns in ((1, 4), (9, 2), (20, 1)):
+        models = {f"{n}{'m' * length}": np.ones((2, 1)) for n in range(4)}
+        plot_sweep([0.001, 1.0], models, "rate", "loss", tmp_path)
+        figure = drawn[-1]
+        (legend,) = figure.legends
+        assert legend.get_window_extent().width <= COLUMN * figure.dpi
+        assert legend._ncols == columns
+        assert figure.axes[0].get_xscale() == "log"
+    sizes = [
+        of for name, of in STYLE.items() if name.endswith(("labelsize", "fontsize"))
+    ]
+    assert min(sizes) >= 7

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedblend.metrics import standard
-from fedblend.report.figures import plot_harm
-from fedblend.report.measures import Clients, compared, harm_rows, sentence
+from fedblend.report.figures import gains_figure, save, style
+from fedblend.report.measures import Clients, compare_models, harm_rows, sentence
 from fedblend.report.terminal import show
 from fedblend.stats.gains import Evidence, harms
 
@@ -50,7 +50,7 @@ def by_rows(noise: float) -> dict:
 @pytest.fixture
 def found():
     evidence = Evidence([LOSSES], [by_rows(0.5)], {"test": TEST}, METRICS)
-    answer = compared(evidence, "test", "loss")
+    answer = compare_models(evidence, "test", "loss")
     assert answer is not None
     return answer
 
@@ -68,7 +68,7 @@ def test_of_accuracies_more_is_a_gain():
             "local": {"accuracy": np.array([0.7])},
         }
     }
-    answer = compared(
+    answer = compare_models(
         Evidence([measured], (), {"test": np.array([10])}, METRICS), "test", "accuracy"
     )
     assert answer is not None
@@ -110,10 +110,12 @@ def test_one_model_for_all_has_nothing_to_compare_with():
     same = {"loss": np.array([1.0, NAN])}
     measured = {"test": {"personal": same, "shared": same}}
     assert (
-        compared(Evidence([measured], (), {"test": TEST}, METRICS), "test", "loss")
+        compare_models(
+            Evidence([measured], (), {"test": TEST}, METRICS), "test", "loss"
+        )
         is None
     )
-    assert compared(Evidence([{}], (), {}, METRICS), "test", "loss") is None
+    assert compare_models(Evidence([{}], (), {}, METRICS), "test", "loss") is None
 
 
 def test_in_words(found):
@@ -126,11 +128,16 @@ def test_in_words(found):
     assert "mean gain 0.167 (" in said
 
 
-def test_figures(found, tmp_path):
-    written = plot_harm(found, CLIENTS, tmp_path / "harm")
-    assert [path.name for path in written] == ["harm.png", "harm.svg"]
-    without = plot_harm(found, CLIENTS._replace(alpha=None), tmp_path / "two")
-    assert written[0].stat().st_size > without[0].stat().st_size
+def figure_text(found, clients, folder) -> str:
+    with style():
+        (path,) = save(gains_figure(found, clients, None), folder / "gains", ["svg"])
+    return path.read_text()
+
+
+def test_alpha_is_drawn_where_there_is_one(found, tmp_path):
+    said = "alpha, the weight of the shared model"
+    assert said in figure_text(found, CLIENTS, tmp_path)
+    assert said not in figure_text(found, CLIENTS._replace(alpha=None), tmp_path)
 
 
 def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
@@ -147,7 +154,7 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
     )
     seen, rows = ({"test": {"personal": own[i], "local": alone[i]}} for i in (0, 1))
     evidence = Evidence([seen] * 2, [rows] * 2, {"test": np.full(4, 10)}, METRICS)
-    found = compared(evidence, "test", "accuracy")
+    found = compare_models(evidence, "test", "accuracy")
     assert found is not None
     counted = harms(evidence)["test"]["accuracy"]["than_local"]
     assert (counted["count"], counted["helped"], counted["worse"]) == (1, 1, 2)
@@ -155,7 +162,7 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
     assert told == ["yes", "no", "no", "no"]
     said = "1 of 4 clients do worse than alone"
     assert said in sentence(found)
-    figure = plot_harm(found, CLIENTS, tmp_path / "harm")[1].read_text()
+    figure = figure_text(found, CLIENTS, tmp_path)
     assert f"<!-- {said}; mean of 2 seeds -->" in figure
     page = io.StringIO()
     console = Console(file=page, width=200)
@@ -166,17 +173,17 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
 def test_where_nothing_is_finite_all_is_written_and_says_so(tmp_path):
     lost = {model: {"loss": np.full(4, NAN)} for model in ("personal", "local")}
     evidence = Evidence([{"test": lost}], (), {"test": TEST}, METRICS)
-    found = compared(evidence, "test", "loss")
+    found = compare_models(evidence, "test", "loss")
     assert found is not None
     assert sentence(found) == "test loss: 3 clients have a model that is not finite"
     told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
     assert told == ["not finite"] * 3 + [""]
-    assert len(plot_harm(found, CLIENTS, tmp_path / "harm")) == 2
+    assert "clients" in figure_text(found, CLIENTS, tmp_path)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
 def test_a_gain_is_an_improvement_whichever_way_is_better(evidence, metric):
-    found = compared(evidence, "test", metric)
+    found = compare_models(evidence, "test", metric)
     assert found is not None
     np.testing.assert_allclose(found.gain.value, [0.4, 0, -0.25, 0.1], atol=1e-12)
     assert (list(found.gains), found.seeds) == (["local"], 2)
@@ -185,19 +192,19 @@ def test_a_gain_is_an_improvement_whichever_way_is_better(evidence, metric):
 def test_without_another_model_there_are_no_gains(evidence):
     for replica in evidence.measured:
         replica["test"].pop("local", None)
-    assert compared(evidence, "test", "accuracy") is None
-    assert compared(evidence._replace(measured=[]), "test", "accuracy") is None
+    assert compare_models(evidence, "test", "accuracy") is None
+    assert compare_models(evidence._replace(measured=[]), "test", "accuracy") is None
 
 
 def test_one_model_for_all_gains_nothing_over_itself(evidence):
     for replica in evidence.measured:
         replica["test"]["local"] = replica["test"]["personal"]
-    assert compared(evidence, "test", "accuracy") is None
+    assert compare_models(evidence, "test", "accuracy") is None
 
 
 def test_models_that_are_nowhere_finite_are_not_taken_for_one(evidence):
     nothing = {name: np.full(4, np.nan) for name in ("accuracy", "loss")}
     replica = {"test": {"personal": nothing, "local": nothing}}
-    found = compared(evidence._replace(measured=[replica]), "test", "accuracy")
+    found = compare_models(evidence._replace(measured=[replica]), "test", "accuracy")
     assert found is not None
     assert found.gain.not_finite.all()

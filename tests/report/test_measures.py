@@ -3,10 +3,10 @@
 import numpy as np
 
 from fedblend.report.measures import (
+    curve_metrics,
     curves,
-    drawn_metrics,
-    shown_metrics,
-    shown_splits,
+    list_metrics,
+    main_splits,
 )
 
 
@@ -36,18 +36,18 @@ def test_models_that_were_not_measured_have_no_curve(make_row):
 
 
 def test_held_out_rows_and_the_main_metric_come_first(rows):
-    assert shown_splits(rows) == ["test"]
-    assert shown_metrics(rows, "test") == ["accuracy", "loss"]
+    assert main_splits(rows) == ["test"]
+    assert list_metrics(rows, "test") == ["accuracy", "loss"]
     for row in rows:
         del row["measures"]["test"]
-    assert shown_splits(rows) == ["train"]
+    assert main_splits(rows) == ["train"]
 
 
 def test_numbered_metrics_are_of_their_kind(rows):
     for models in rows[-1]["measures"]["test"].values():
         models["recall@5"] = models.pop("accuracy")
-    assert shown_metrics(rows, "test") == ["recall@5", "loss"]
+    assert list_metrics(rows, "test") == ["recall@5", "loss"]
     for models in rows[-1]["measures"]["test"].values():
         models["auc"] = models["recall@5"]
-    assert shown_metrics(rows, "test") == ["recall@5", "auc", "loss"]
-    assert drawn_metrics(rows, "test") == ["recall@5", "loss"]
+    assert list_metrics(rows, "test") == ["recall@5", "auc", "loss"]
+    assert curve_metrics(rows, "test") == ["recall@5", "loss"]

@@ -49,7 +49,7 @@ def made(tmp_path_factory, compiled):
     """A comparison of two methods, with the stages that ran."""
     out, steps = tmp_path_factory.mktemp("compared"), []
     patch = pytest.MonkeyPatch()
-    patch.setattr(results, "draw", lambda *arguments: None)
+    patch.setattr(results, "plot_rows", lambda *arguments: None)
     found = compare(
         BOTH,
         out,
@@ -215,8 +215,8 @@ def test_figures_are_pdf_of_a_columns_width(made, tmp_path):
     folders = [out / "runs" / "fedavg", out / "runs" / "apfl"]
     compare(folders, tmp_path, figures=True)
     files = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
-    widths = {"rounds.pdf": 3.3, "bits.pdf": 3.3, "curves.pdf": 6.8}
-    assert {*widths, "differences.pdf", "clients.pdf"} == set(files)
+    widths = {"curves.pdf": 6.8, "differences.pdf": 3.3, "clients.pdf": 3.3}
+    assert set(widths) == set(files)
     for name, width in widths.items():
         box = files[name].partition(b"/MediaBox [ 0 0 ")[2].split()[0]
         assert float(box) == pytest.approx(width * 72)

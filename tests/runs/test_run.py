@@ -60,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 def no_figures(request, monkeypatch):
     """Drawing takes a second; one test looks at the figures."""
     if request.function is not test_the_folder:
-        monkeypatch.setattr(results, "draw", lambda *arguments: None)
+        monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
 
 
 def comparable(path):
@@ -312,10 +312,6 @@ def test_the_folder(tiny, tmp_path):
     assert summary["harm"].startswith("test ")
     counted = summary["harmed"]["test"]["recall@3"]["than_local"]["count"]
     assert counted == sum(row["harmed"] == "yes" for row in harmed)
-    for one in summary["runs"]:
-        own = [float(c["gain_high"]) for c in clients if c["seed"] == str(one["seed"])]
-        counted = one["harmed"]["test"]["recall@3"]["than_local"]["count"]
-        assert counted == sum(high < 0 for high in own)
     for seed in (3, 5):
         arrays, words = unpack((out / f"model-seed{seed}.safetensors").read_bytes())
         assert arrays[".weight"].shape == (10, 64)

@@ -35,7 +35,7 @@ def blended(tmp_path_factory, compiled):
     tables["measure"] |= {"splits": ["test"], "metrics": ["loss", "accuracy"]}
     config, out = check(tables, "here"), tmp_path_factory.mktemp("run") / "blended"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "draw", lambda *arguments: None)
+        patch.setattr(results, "plot_rows", lambda *arguments: None)
         run_config(config, out)
     spec = build(config).spec
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

@@ -129,7 +129,7 @@ def apfl(tmp_path_factory, compiled):
     made = content(APFL, run={"seed": [0, 1]}, measure={"local": 2})
     out = tmp_path_factory.mktemp("apfl")
     patch = pytest.MonkeyPatch()
-    patch.setattr(results, "draw", lambda *arguments: None)
+    patch.setattr(results, "plot_rows", lambda *arguments: None)
     found = swept(made, OVER, out)
     patch.undo()
     return made, out, found

@@ -48,7 +48,7 @@ def place(tmp_path_factory) -> Path:
 
 
 def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
     how = method("apfl", place, rounds=3) + "[measure]\nlocal = 3\n"
     config = check(toml.parse(simulated(how, place), "test"), "test")
     there = run_config(config, tmp_path / "simulated")
@@ -73,7 +73,7 @@ def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monke
 
 @pytest.mark.slow
 def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
     run = experiment(tmp_path / "run", federated(method("fedavg", place, rounds=1)))
     summary = run_server(run, LoopbackTransport(nodes(place, tmp_path)), poll=0.0)
     (one,) = summary["runs"]

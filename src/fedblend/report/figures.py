@@ -1,16 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of runs: curves over rounds and bits, and each client's gain.
+"""Figures of runs and of comparisons: curves over rounds and bits, gains of clients.
 
-matplotlib is imported when a figure is drawn, and only its object-oriented part:
-no window, no global state.
-
-How models and methods look in figures: colors, dashes, markers and names.
-
-Colors are Okabe and Ito's, which readers with any color vision can tell apart.
+matplotlib is imported when a figure is drawn, and only its object-oriented part: no
+window, no global state. Figures fit a paper: text has 7 points or more, and PDFs embed
+their fonts. Lines differ in color, marker and dashes, so that they are told apart in
+gray print and with any color vision; colors are Okabe and Ito's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -26,130 +24,74 @@ from fedblend.report.measures import Clients, Curve, ModelScores, Row
 from fedblend.simulation.result import Results
 from fedblend.stats.gains import Evidence, Gain, gain_summary
 
-COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
-HARM, UNSURE = "#D55E00", "#B0B0B0"
+COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)
+MARKERS = "os^DvPX*"
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2)))
+SHARED, HARM, HELP, ALONE, UNSURE = *COLORS[:3], COLORS[4], "#B0B0B0"
 LOOKS: Any = {
-    "shared": {"color": COLORS["shared"], "ls": "-", "marker": "o"},
-    "local": {"color": COLORS["local"], "ls": (0, (5, 2))},
-    "personal": {"color": COLORS["personal"], "ls": (0, (4, 1, 1, 1)), "marker": "^"},
+    "shared": {"color": SHARED, "ls": "-", "marker": "o"},
+    "local": {"color": ALONE, "ls": (0, (5, 2))},
+    "personal": {"color": HELP, "ls": (0, (4, 1, 1, 1)), "marker": "^"},
 }
-"""Models differ in dashes and markers too, for readers and printers without colors."""
-MARKERS, DASHES = "osD^vX", ("-", (0, (5, 2)), (0, (4, 1, 1, 1)), (0, (1, 1)))
-"""Those of the values of a sweep."""
 LABELS = {
     "shared": "the shared model",
     "local": "training alone",
     "personal": "the personal model",
 }
-
-Alone = dict[str, Any] | None
-"""``Run.alone``: how long the clients trained alone that a run is compared with."""
-
-
-def label(model: str, alone: Alone) -> str:
-    """The name of a model; of training alone with its rounds."""
-    rounds = measures.rounds_alone(alone) if model == "local" else ""
-    return LABELS[model] + (f" ({rounds})" if rounds else "")
-
-
-MOST_NAMES, LONGEST_NAME = 30, 18
-"""Clients whose names fit under bars, and characters of a name."""
-
-
-def draw_gains(
-    axes: Any,
-    found: ModelScores,
-    alone: Alone,
-    names: Sequence[str] = (),
-) -> None:
-    """A bar with its interval for each client, colored where it excludes zero."""
-    gain = found.gain
-    order = np.argsort(gain.value, kind="stable")
-    order = order[~np.isnan(gain.value[order])]
-    across = np.arange(len(order))
-    axes.bar(across, gain.value[order], width=0.9, color=_colors(gain)[order])
-    _draw_intervals(axes, across, gain, order)
-    axes.grid(axis="x", visible=False)
-    title = measures.in_short(gain_summary(gain), found.reference)
-    if found.seeds > 1:
-        title += f"; mean of {found.seeds} seeds"
-    axes.set_title(title)
-    other = label(found.reference, alone)
-    axes.set_ylabel(f"{found.split} {found.metric},\ngain over {other}")
-    fits = bool(names) and len(order) <= MOST_NAMES
-    shown = [_shortened(names[int(place)]) for place in order] if fits else []
-    axes.set_xticks(across[: len(shown)], shown, rotation=45, ha="right", fontsize=7)
-    who = "clients" if fits else f"{len(order)} clients, named in clients.csv"
-    axes.set_xlabel(
-        f"{who}, sorted by gain\nlines: 95 % intervals; gray: either way", fontsize=8
-    )
-
-
-def _shortened(name: str) -> str:
-    """A name that fits under a bar."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
-
-
-def draw_gains_by_rows(
-    axes: Any, found: ModelScores, clients: Clients, alone: Alone
-) -> None:
-    """The gains against the clients' training rows."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    gain = found.gain
-    known = np.flatnonzero(np.isfinite(gain.value))
-    across = np.asarray(clients.train, float)[known]
-    axes.scatter(across, gain.value[known], c=_colors(gain)[known], s=14, zorder=3)
-    _draw_intervals(axes, across, gain, known)
-    axes.set_xlabel("training rows of the client")
-    axes.set_ylabel(f"gain over {label(found.reference, alone)}")
-    if known.size:  # an empty axis has no logarithm
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _colors(gain: Gain) -> np.ndarray:
-    """The color of each client: harmed, helped, or neither for sure."""
-    sure = np.where(gain.helped, COLORS["personal"], UNSURE)
-    return np.where(gain.harmed, HARM, sure)
-
-
-def _draw_intervals(
-    axes: Any, across: np.ndarray, gain: Gain, order: np.ndarray
-) -> None:
-    """The line of no gain, and a thin line over each interval that has two ends."""
-    low, high = gain.low[order], gain.high[order]
-    ends = np.isfinite(low) & np.isfinite(high)
-    axes.vlines(across[ends], low[ends], high[ends], color="#606060", linewidth=0.7)
-    axes.axhline(0, color="#404040", linewidth=0.8)
-
-
-MARKED = 8
-"""Markers on a line, about."""
-FORMATS = ("png", "svg", "pdf")
-USUAL = ("png", "svg")
-"""The formats of figures if none are asked for; PDF takes as long as both."""
-ACROSS = {
-    "rounds": "rounds of communication",
-    "bits": "bits sent, both ways, all clients",
-}
+COLUMN = 3.3
+"""The width of a column of a paper, in inches; two of them are 6.8."""
 STYLE: Any = {
-    "font.size": 9,
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
+    "axes.linewidth": 0.6,
     "axes.grid": True,
     "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
+    "grid.linewidth": 0.5,
     "axes.axisbelow": True,
-    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.5,
     "svg.hashsalt": "fedblend",
     "pdf.fonttype": 42,  # text that journals accept and readers can copy
     "savefig.dpi": 150,
 }
+FORMATS = ("png", "svg", "pdf")
+USUAL = ("png", "svg")
+"""The formats of figures if none are asked for; PDF takes as long as both."""
+ACROSS = {"rounds": "rounds of communication", "bits": "bits sent, both ways"}
+MARKED = 8
+"""Markers on a line, about."""
+MOST_COLUMNS = 6
+"""Of a legend."""
+MOST_NAMES, LONGEST_NAME = 30, 18
+"""Clients whose names fit under bars, and characters of a name."""
+
+Alone = dict[str, Any] | None
+"""``Run.alone``: how long the clients trained alone that a run is compared with."""
+Lines = Mapping[str, tuple[Curve, Any]]
+"""Curves with their looks, by label."""
+
+
+def looks() -> Iterator[dict[str, Any]]:
+    """The color, marker and dashes of each line; 280 differ in one of them."""
+    for color, marker, dashes in zip(cycle(COLORS), cycle(MARKERS), cycle(DASHES)):
+        yield {"color": color, "marker": marker, "ls": dashes}
 
 
 def plot_run(run: Results, path: Any = None, over: PyTree | None = None) -> Any:
@@ -160,15 +102,15 @@ def plot_run(run: Results, path: Any = None, over: PyTree | None = None) -> Any:
     """
     rows = measures.rows_of(run)
     with style():
-        splits = measures.shown_splits(rows)
+        splits = measures.main_splits(rows)
         if not splits:
             figure = new_figure(4.8, 3.2)
             figure.suptitle("Nothing was measured in this run")
         elif over is not None:
             figure = _sweep_figure(over, rows, splits[0])
         else:
-            metric = measures.shown_metrics(rows, splits[0])[0]
-            gains = measures.compared(run.evidence, splits[0], metric)
+            metric = measures.list_metrics(rows, splits[0])[0]
+            gains = measures.compare_models(run.evidence, splits[0], metric)
             names = [run.federated_data.name(int(one)) for one in run.measured_ids]
             figure = curves_figure(rows, splits[0], run.alone, gains, names)
         if path is not None:
@@ -181,7 +123,7 @@ def plot_rows(
     folder: Path,
     evidence: Evidence | None = None,
     alone: Alone = None,
-    names: Sequence[str] = (),
+    clients: Clients | None = None,
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
     """Write the figures of a run's rows, each in all formats; the files written.
@@ -191,44 +133,86 @@ def plot_rows(
         folder: the folder of the figures; made if it is missing.
         evidence: ``Run.evidence``, for the figure of the clients' gains.
         alone: ``Run.alone``.
-        names: of the measured clients, where they are known.
+        clients: the measured clients, for their names, rows and alpha.
         formats: of ``FORMATS``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with style():
-        for split in measures.shown_splits(rows):
+        for split in measures.main_splits(rows):
             figure = curves_figure(rows, split, alone)
             written += save(figure, folder / f"curves_{split}", formats)
-            metric = measures.shown_metrics(rows, split)[0]
-            gains = measures.compared(evidence, split, metric) if evidence else None
-            if gains is not None:
-                figure = new_figure(6.4, 3.6)
-                draw_gains(figure.subplots(), gains, alone, names=names)
+            metric = measures.list_metrics(rows, split)[0]
+            if evidence and (gains := measures.compare_models(evidence, split, metric)):
+                figure = gains_figure(gains, clients, alone)
                 written += save(figure, folder / f"gains_{split}", formats)
     return written
 
 
-def plot_harm(
-    found: ModelScores,
-    clients: Clients,
-    stem: Path,
-    alone: Alone = None,
-    formats: Sequence[str] = USUAL,
-) -> list[Path]:
-    """Gains sorted, gains by training rows, a histogram of alpha; the files written."""
+def plot_comparison(
+    rows: Mapping[str, list[Row]], tested: Sequence[Any], folder: Path
+) -> None:
+    """Write the figures of a comparison as PDF: curves, differences, clients.
+
+    Args:
+        rows: those of every run, see ``measures.rows_of``.
+        tested: the differences between runs, as ``runs.paired`` finds them.
+        folder: made if it is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    first = next(iter(rows.values()))
     with style():
-        count = 2 if clients.alpha is None else 3
-        figure = new_figure(4.6 * count, 3.6)
-        axes = figure.subplots(1, count, squeeze=False)[0]
-        draw_gains(axes[0], found, alone, names=clients.names)
-        draw_gains_by_rows(axes[1], found, clients, alone)
-        if clients.alpha is not None:
-            bins = np.linspace(0, 1, 21).tolist()
-            axes[2].hist(clients.alpha, bins, color=COLORS["shared"], edgecolor="w")
-            axes[2].set_xlabel("alpha, the weight of the shared model")
-            axes[2].set_ylabel("clients")
-        return save(figure, stem, formats)
+        for split in measures.main_splits(first)[:1]:
+            metric = measures.list_metrics(first, split)[0]
+            found = {
+                name: measures.curves(of, split, metric) for name, of in rows.items()
+            }
+            lines: dict[str, tuple[Curve, Any]] = {
+                name: (of["personal"], look)
+                for (name, of), look in zip(found.items(), looks(), strict=False)
+            }
+            # Training alone, if it is the same in all runs that have it.
+            alone = [of["local"] for of in found.values() if "local" in of]
+            if len({float(curve.mean[-1]) for curve in alone}) == 1:
+                lines[LABELS["local"]] = alone[0], LOOKS["local"]
+            figure, _ = _panels({metric: lines}, split, "", width=6.8)
+            save(figure, folder / "curves", ["pdf"])
+        if tested:
+            save(_differences_figure(tested), folder / "differences", ["pdf"])
+            save(_clients_figure(tested), folder / "clients", ["pdf"])
+
+
+def plot_sweep(
+    values: Sequence[float],
+    models: Mapping[str, np.ndarray],
+    key: str,
+    label: str,
+    folder: Path,
+) -> None:
+    """Write the figure of a metric by the values of a key, as PDF.
+
+    Args:
+        values: of the key.
+        models: each model's metric at them, [values, seeds].
+        key: the name of the axis.
+        label: the metric.
+        folder: of the figure.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with style():
+        figure = new_figure(COLUMN, 2.4)
+        axes = figure.subplots()
+        for (model, found), look in zip(models.items(), looks(), strict=False):
+            error = found.std(axis=1, ddof=1) if found.shape[1] > 1 else None
+            axes.errorbar(
+                values, found.mean(axis=1), error, label=model, capsize=2, **look
+            )
+        axes.set_xlabel(key)
+        axes.set_ylabel(label)
+        if min(values) > 0 and max(values) / min(values) > 50:
+            axes.set_xscale("log")
+        _add_legend(figure)
+        save(figure, folder / "sweep", ["pdf"])
 
 
 @contextmanager
@@ -257,16 +241,6 @@ def save(figure: Any, stem: Path, formats: Sequence[str] = USUAL) -> list[Path]:
     return written
 
 
-def _draw_curve(axes: Any, curve: Curve, over: str, **look: Any) -> None:
-    """A line over "rounds" or "bits", with a band where seeds differ."""
-    across = curve.rounds if over == "rounds" else curve.bits
-    every = max(len(across) // MARKED, 1)
-    axes.plot(across, curve.mean, linewidth=1.8, markersize=4, markevery=every, **look)
-    if (curve.high > curve.low).any():
-        band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
-        axes.fill_between(across, curve.low, curve.high, **band)
-
-
 def curves_figure(
     rows: list[Row],
     split: str,
@@ -276,9 +250,9 @@ def curves_figure(
 ) -> Any:
     """Metrics by rounds and by bits, a line for each model; gains below."""
     lines = {}
-    for metric in measures.drawn_metrics(rows, split):
+    for metric in measures.curve_metrics(rows, split):
         found = measures.curves(rows, split, metric)
-        labels = {model: label(model, alone) for model in LABELS}
+        labels = {model: _label(model, alone) for model in LABELS}
         if {"shared", "personal"} <= set(found) and np.array_equal(
             found["shared"].mean, found["personal"].mean, equal_nan=True
         ):
@@ -289,40 +263,127 @@ def curves_figure(
         }
     seeds = len({row.get("seed") for row in rows})
     note = f"; bands: lowest to highest of {seeds} seeds" if seeds > 1 else ""
-    figure, grid = _panels(
-        lines, split, f"Mean over clients, {split} rows{note}", gains is not None
-    )
+    title = f"Mean over clients, {split} rows{note}"
+    figure, grid = _panels(lines, split, title, below=gains is not None)
     if gains is not None:
-        below = figure.add_subplot(grid[len(lines), :])
-        draw_gains(below, gains, alone, names=names)
+        draw_gains(figure.add_subplot(grid[len(lines), :]), gains, alone, names)
     return figure
+
+
+def gains_figure(found: ModelScores, clients: Clients | None, alone: Alone) -> Any:
+    """Gains sorted; with what is known of clients: by training rows, and alpha."""
+    if clients is None:
+        figure = new_figure(6.4, 3.6)
+        draw_gains(figure.subplots(), found, alone)
+        return figure
+    count = 2 if clients.alpha is None else 3
+    figure = new_figure(4.6 * count, 3.6)
+    axes = figure.subplots(1, count)
+    draw_gains(axes[0], found, alone, clients.names)
+    _draw_gains_by_rows(axes[1], found, clients, alone)
+    if clients.alpha is not None:
+        bins = np.linspace(0, 1, 21).tolist()
+        axes[2].hist(clients.alpha, bins, color=SHARED, edgecolor="w")
+        axes[2].set_xlabel("alpha, the weight of the shared model")
+        axes[2].set_ylabel("clients")
+    return figure
+
+
+def draw_gains(
+    axes: Any, found: ModelScores, alone: Alone, names: Sequence[str] = ()
+) -> None:
+    """A bar with its interval for each client, colored where it excludes zero."""
+    gain = found.gain
+    order = np.argsort(gain.value, kind="stable")
+    order = order[~np.isnan(gain.value[order])]
+    across = np.arange(len(order))
+    axes.bar(across, gain.value[order], width=0.9, color=_colors(gain)[order])
+    _draw_intervals(axes, across, gain, order)
+    axes.grid(axis="x", visible=False)
+    title = measures.harm_title(gain_summary(gain), found.reference)
+    if found.seeds > 1:
+        title += f"; mean of {found.seeds} seeds"
+    axes.set_title(title)
+    other = _label(found.reference, alone)
+    axes.set_ylabel(f"{found.split} {found.metric},\ngain over {other}")
+    fits = bool(names) and len(order) <= MOST_NAMES
+    shown = [_shorten(names[int(place)]) for place in order] if fits else []
+    axes.set_xticks(across[: len(shown)], shown, rotation=45, ha="right")
+    who = "clients" if fits else f"{len(order)} clients, named in clients.csv"
+    axes.set_xlabel(f"{who}, sorted by gain\nlines: 95 % intervals; gray: either way")
+
+
+def _shorten(name: str) -> str:
+    """A name that fits under a bar."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _label(model: str, alone: Alone) -> str:
+    """The name of a model; of training alone with its rounds."""
+    rounds = measures.rounds_alone(alone) if model == "local" else ""
+    return LABELS[model] + (f" ({rounds})" if rounds else "")
+
+
+def _draw_gains_by_rows(
+    axes: Any, found: ModelScores, clients: Clients, alone: Alone
+) -> None:
+    """The gains against the clients' training rows."""
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    gain = found.gain
+    known = np.flatnonzero(np.isfinite(gain.value))
+    across = np.asarray(clients.train, float)[known]
+    axes.scatter(across, gain.value[known], c=_colors(gain)[known], s=14, zorder=3)
+    _draw_intervals(axes, across, gain, known)
+    axes.set_xlabel("training rows of the client")
+    axes.set_ylabel(f"gain over {_label(found.reference, alone)}")
+    if known.size:  # an empty axis has no logarithm
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _colors(gain: Gain) -> np.ndarray:
+    """The color of each client: harmed, helped, or neither for sure."""
+    return np.where(gain.harmed, HARM, np.where(gain.helped, HELP, UNSURE))
+
+
+def _draw_intervals(
+    axes: Any, across: np.ndarray, gain: Gain, order: np.ndarray
+) -> None:
+    """The line of no gain, and a thin line over each interval that has two ends."""
+    low, high = gain.low[order], gain.high[order]
+    ends = np.isfinite(low) & np.isfinite(high)
+    axes.vlines(across[ends], low[ends], high[ends], color="#606060", linewidth=0.7)
+    axes.axhline(0, color="#404040", linewidth=0.8)
 
 
 def _sweep_figure(over: PyTree, rows: list[Row], split: str) -> Any:
     """The personal model for each value of a sweep."""
-    import matplotlib
-
-    values = jax.tree.leaves(over)
-    replicas = range(len(values[0]))
-    names = [", ".join(f"{float(leaf[at]):.3g}" for leaf in values) for at in replicas]
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
-    by_value = [[row for row in rows if row["seed"] == at] for at in replicas]
-    looks = [
-        {"color": shade, "marker": marker, "ls": dashes}
-        for shade, marker, dashes in zip(shades, cycle(MARKERS), cycle(DASHES))
-    ]
+    leaves = jax.tree.leaves(over)
+    values = enumerate(zip(*leaves, strict=True))
+    names = {at: ", ".join(f"{float(one):.3g}" for one in of) for at, of in values}
     lines = {
         metric: {
-            name: (measures.curves(own, split, metric)["personal"], look)
-            for name, look, own in zip(names, looks, by_value, strict=True)
+            names[at]: (measures.curves(own, split, metric)["personal"], look)
+            for at, look in zip(names, looks(), strict=False)
+            for own in [[row for row in rows if row["seed"] == at]]
         }
-        for metric in measures.drawn_metrics(rows, split)
+        for metric in measures.curve_metrics(rows, split)
     }
     title = f"Personal model, mean over clients, {split} rows, by value of the sweep"
     return _panels(lines, split, title)[0]
 
 
-def _panels(lines: dict, split: str, title: str, below: bool = False) -> Any:
+def _panels(
+    lines: Mapping[str, Lines],
+    split: str,
+    title: str,
+    *,
+    width: float = 7.8,
+    below: bool = False,
+) -> tuple[Any, Any]:
     """A figure with a row for each metric and a column for rounds and bits.
 
     Returns:
@@ -331,28 +392,36 @@ def _panels(lines: dict, split: str, title: str, below: bool = False) -> Any:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     drawn = [curve for by_name in lines.values() for curve, _ in by_name.values()]
-    columns = (
-        ("rounds", "bits") if any(one.bits.any() for one in drawn) else ("rounds",)
-    )
+    columns = list(ACROSS) if any(one.bits.any() for one in drawn) else ["rounds"]
     height = len(lines)
-    figure = new_figure(3.6 * len(columns) + 0.6, 2.5 * (height + below) + 0.5)
+    size = width * (1 if len(columns) == 2 else 0.54), 2.4 * (height + below) + 0.3
+    figure = new_figure(*size)
     grid = figure.add_gridspec(height + below, len(columns))
     for place, (metric, by_name) in enumerate(lines.items()):
         for column, over in enumerate(columns):
             axes = figure.add_subplot(grid[place, column])
-            for name, (curve, look) in by_name.items():
-                _draw_curve(axes, curve, over, label=name, **look)
+            for number, (name, (curve, look)) in enumerate(by_name.items()):
+                _draw_curve(axes, curve, over, number, label=name, **look)
             _bound(axes, metric)
             axes.set_ylabel(f"{split} {metric}" if column == 0 else "")
             axes.set_xlabel(ACROSS[over] if place == height - 1 else "")
             if over == "bits":
                 axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
                 axes.xaxis.set_major_locator(MaxNLocator(4))
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    columns = _legend_columns(labels, figure.get_figwidth())
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
-    figure.axes[0].set_title(title, fontsize=9, color="#404040")
+    figure.axes[0].set_title(title, color="#404040")
+    _add_legend(figure)
     return figure, grid
+
+
+def _draw_curve(axes: Any, curve: Curve, over: str, number: int, **look: Any) -> None:
+    """A line over "rounds" or "bits", with a band where seeds differ."""
+    across = curve.rounds if over == "rounds" else curve.bits
+    step = max(len(across) // MARKED, 1)
+    # Markers of lines that lie on each other alternate.
+    axes.plot(across, curve.mean, markevery=(number % step, step), **look)
+    if (curve.high > curve.low).any():
+        band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
+        axes.fill_between(across, curve.low, curve.high, **band)
 
 
 def _bound(axes: Any, metric: str) -> None:
@@ -363,7 +432,50 @@ def _bound(axes: Any, metric: str) -> None:
         axes.set_ylim(max(low, 0.0), min(high, 1.0))
 
 
-def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """How many labels fit side by side in this width in inches, five at most."""
-    widest = 0.067 * max(map(len, labels), default=1) + 0.62  # letters, and a line
-    return int(np.clip(width // widest, 1, min(len(labels), 5) or 1))
+def _add_legend(figure: Any) -> None:
+    """The legend above the axes, with as many columns as fit into the figure."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    for columns in range(min(len(labels), MOST_COLUMNS), 0, -1):
+        legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+        figure.draw_without_rendering()
+        if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()
+
+
+def _differences_figure(tested: Sequence[Any]) -> Any:
+    """The mean gain of every pair with its interval; filled where significant."""
+    shown = [one for one in tested if np.isfinite(one.gain.mean[0])]
+    figure = new_figure(COLUMN, 0.8 + 0.22 * max(len(shown), 1))
+    axes = figure.subplots()
+    for place, one in enumerate(shown):
+        mean, low, high = one.gain.mean
+        color = SHARED if one.significant else "#606060"
+        face = color if one.significant else "white"
+        axes.plot([low, high], [place, place], color=color, linewidth=1)
+        axes.plot(mean, place, "o", color=color, markerfacecolor=face)
+    axes.axvline(0, color="#404040", linewidth=0.8, linestyle=(0, (3, 2)))
+    axes.set_yticks(range(len(shown)), [f"{one.name} - {one.other}" for one in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    metric = shown[0].metric if shown else ""
+    axes.set_xlabel(f"gain in {metric}, 95 % interval\n(filled: significant, Holm)")
+    return figure
+
+
+def _clients_figure(tested: Sequence[Any]) -> Any:
+    """Every client's gain, sorted: of all methods over the one they have in common."""
+    common = tested[-1].other, tested[-1].metric
+    pairs = [one for one in tested if (one.other, one.metric) == common]
+    figure = new_figure(COLUMN, 2.4)
+    axes = figure.subplots()
+    for one, look in zip(pairs, looks(), strict=False):
+        gains = np.sort(one.gain.value[np.isfinite(one.gain.value)])
+        across = np.linspace(0, 100, len(gains)) if len(gains) > 1 else [50.0]
+        step = max(1, len(gains) // MARKED)
+        axes.plot(across, gains, label=one.name, markevery=step, **look)
+    axes.axhline(0, color="#404040", linewidth=0.8)
+    axes.set_xlabel("clients, sorted by gain (%)")
+    axes.set_ylabel(f"gain in {common[1]}\nover {common[0]}")
+    _add_legend(figure)
+    return figure

@@ -57,40 +57,54 @@ def rows_of(run: Results, seeds: Sequence[int] | None = None) -> list[Row]:
     return rows
 
 
-def shown_splits(rows: Sequence[Row]) -> list[str]:
+def main_splits(rows: Sequence[Row]) -> list[str]:
     """The held-out splits that were measured, or else all that were."""
     measured = rows[-1]["measures"] if rows else {}
     return [name for name in HELD_OUT if name in measured] or list(measured)
 
 
-def shown_metrics(rows: Sequence[Row], split: str) -> list[str]:
+def list_metrics(rows: Sequence[Row], split: str) -> list[str]:
     """The metrics of a split: the main one first, the loss last."""
     return main_first(next(iter(rows[-1]["measures"][split].values()), {}))
 
 
-def drawn_metrics(rows: Sequence[Row], split: str) -> list[str]:
+def curve_metrics(rows: Sequence[Row], split: str) -> list[str]:
     """The main metric of a split, and the loss: those that have curves."""
-    shown = shown_metrics(rows, split)
+    shown = list_metrics(rows, split)
     return list(dict.fromkeys([*shown[:1], *shown[-1:]]))
 
 
 def curves(rows: Sequence[Row], split: str, metric: str) -> dict[str, Curve]:
     """The curve of each model that was measured, over the rounds all seeds have."""
+    table = align_seeds(rows)
+    rounds = np.array([at[0]["round"] for at in table])
+    bits = sum(seeds_range(table, f"bits_{way}")[0] for way in ("up", "down"))
+    path = {
+        model: ("measures", split, model, metric, "mean")
+        for model in MODELS
+        if model in rows[-1]["measures"].get(split, {})
+    }
+    return {
+        model: Curve(rounds, np.asarray(bits), *seeds_range(table, *of))
+        for model, of in path.items()
+    }
+
+
+def align_seeds(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of all seeds for each round that all seeds have reached."""
     seeds: dict[Any, dict[int, Row]] = {}
     for row in rows:
         seeds.setdefault(row.get("seed"), {})[row["round"]] = row
-    rounds = sorted(set.intersection(*(set(known) for known in seeds.values())))
-    table = [[known[number] for known in seeds.values()] for number in rounds]
-    bits = [np.mean([row["bits_up"] + row["bits_down"] for row in at]) for at in table]
-    found = {}
-    for model in MODELS:
-        if model not in rows[-1]["measures"].get(split, {}):
-            continue
-        path = ("measures", split, model, metric, "mean")
-        values = np.array([[value_at(row, *path) for row in at] for at in table])
-        over_seeds = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
-        found[model] = Curve(np.array(rounds), np.array(bits), *over_seeds)
-    return found
+    common = set.intersection(*map(set, seeds.values())) if seeds else ()
+    return [[known[number] for known in seeds.values()] for number in sorted(common)]
+
+
+def seeds_range(
+    table: Sequence[Sequence[Row]], *path: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A number of each round: its mean over seeds, the lowest and the highest."""
+    values = np.array([[value_at(row, *path) for row in at] for at in table])
+    return values.mean(axis=1), values.min(axis=1), values.max(axis=1)
 
 
 def value_at(row: Mapping[str, Any], *path: str) -> float:
@@ -165,7 +179,7 @@ class Clients(NamedTuple):
     """The weight of the shared model, where there is one."""
 
 
-def compared(evidence: Evidence, split: str, metric: str) -> ModelScores | None:
+def compare_models(evidence: Evidence, split: str, metric: str) -> ModelScores | None:
     """The comparison, or None where there is no other model to compare with."""
     gains = {
         other: evidence.gain(split, metric, other) for other in evidence.others(split)
@@ -190,10 +204,10 @@ def compare_run(
         alpha: the mixing weight of each measured client, by seed where there are
             several.
     """
-    splits = shown_splits(rows)
+    splits = main_splits(rows)
     if not splits:
         return None
-    found = compared(run.evidence, splits[0], shown_metrics(rows, splits[0])[0])
+    found = compare_models(run.evidence, splits[0], list_metrics(rows, splits[0])[0])
     if found is None:
         return None
     ids, data = run.measured_ids, run.federated_data
@@ -250,43 +264,22 @@ def _cell(value: Any) -> float | str:
     return float(value) if np.isfinite(value) else ""
 
 
-def harm_columns(run: Results, found: ModelScores) -> dict[str, np.ndarray]:
-    """Each client's interval of the gain and whether it is harmed, for ``clients.csv``.
-
-    Arrays over the measured clients, and over seeds where there are several.
-    """
-    asked = found.split, found.metric, found.reference
-    replicas = range(len(run.evidence.measured))
-    gains = [run.evidence.pick(replica).gain(*asked) for replica in replicas]
-    unknown = [np.isnan(gain.value) & ~gain.not_finite for gain in gains]
-    columns = {
-        "gain_low": [gain.low for gain in gains],
-        "gain_high": [gain.high for gain in gains],
-        "harmed": [
-            np.where(nothing, np.nan, gain.harmed | gain.not_finite)
-            for gain, nothing in zip(gains, unknown, strict=True)
-        ],
-    }
-    return {
-        name: values[0] if run.replicas is None else np.stack(values, axis=1)
-        for name, values in columns.items()
-    }
-
-
 def sentence(found: ModelScores, alone: dict[str, Any] | None = None) -> str:
     """How many clients are harmed and by how much, for all other models."""
-    parts = [in_words(gain_summary(gain), name) for name, gain in found.gains.items()]
+    parts = [
+        harm_sentence(gain_summary(gain), name) for name, gain in found.gains.items()
+    ]
     if alone is not None:
         parts.append(f"Training alone: {training_alone(alone)}")
     return f"{found.split} {found.metric}: {'. '.join(parts)}"
 
 
-def in_short(found: GainSummary, other: str) -> str:
+def harm_title(found: GainSummary, other: str) -> str:
     """How many clients are harmed, for the title of a figure.
 
     >>> from fedblend.stats.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
-    >>> in_short(two, "local")
+    >>> harm_title(two, "local")
     '2 of 4 clients do worse than alone'
     """
     worse = f"{found.count} of {found.clients} clients do worse than"
@@ -294,12 +287,12 @@ def in_short(found: GainSummary, other: str) -> str:
     return f"{worse} {WORSE_THAN[other]}{more}"
 
 
-def in_words(found: GainSummary, other: str, kind: str = "") -> str:
+def harm_sentence(found: GainSummary, other: str, kind: str = "") -> str:
     """How many clients are harmed and by how much, how many gain, how sure that is.
 
     >>> from fedblend.stats.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
-    >>> for part in in_words(two, "local").split("; "):
+    >>> for part in harm_sentence(two, "local").split("; "):
     ...     print(part)
     2 of 4 clients do worse than alone, by 0.1 on average and 0.2 at worst
     1 do better, 1 could be either (95 % intervals)

@@ -44,11 +44,11 @@ def show(
             harmed clients, "harmed" and "unseen", and "privacy".
     """
     summaries = summary if isinstance(summary, list) else [summary]
-    splits = measures.shown_splits(rows)
+    splits = measures.main_splits(rows)
     for split in splits:
         console.print(_table(summaries, split))
     unseen = [one["unseen"] for one in summaries if "unseen" in one]
-    for split in measures.shown_splits(unseen[:1]):
+    for split in measures.main_splits(unseen[:1]):
         number = unseen[0]["clients"]
         plural = "" if number == 1 else "s"
         console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
@@ -100,7 +100,7 @@ def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")
     models = last["measures"][split]
-    for metric in measures.shown_metrics([last], split):
+    for metric in measures.list_metrics([last], split):
         for model in (name for name in measures.MODELS if name in models):
             path = ("measures", split, model, metric)
             cells = [f"{_mean(summaries, *path, field):.4f}" for field in COLUMNS]
@@ -114,12 +114,12 @@ def _harm_lines(summaries: Sequence[dict], together: dict, kind: str = "") -> li
     lines = []
     only = summaries[0] if len(summaries) == 1 else {}
     harmed = together.get("harmed") or only.get("harmed") or {}
-    for split in measures.shown_splits(summaries):
-        metric = measures.shown_metrics(summaries, split)[0]
+    for split in measures.main_splits(summaries):
+        metric = measures.list_metrics(summaries, split)[0]
         for name, found in harmed.get(split, {}).get(metric, {}).items():
             counted = measures.summary_from(found)
             if counted is not None:
-                text = measures.in_words(counted, name.removeprefix("than_"), kind)
+                text = measures.harm_sentence(counted, name.removeprefix("than_"), kind)
                 lines.append(f"harmed ({split} {metric}): {text}")
     return lines
 
@@ -177,7 +177,7 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
 
 
 def _plot_main_metric(rows: Sequence[Row], split: str, console: Console) -> None:
-    metric = measures.shown_metrics(rows, split)[0]
+    metric = measures.list_metrics(rows, split)[0]
     found = measures.curves(rows, split, metric)
     series = {model: (curve.rounds, curve.mean) for model, curve in found.items()}
     title = Text(f"{split} {metric}, mean over clients, by rounds:")

@@ -313,7 +313,7 @@ def best_on_validation(made: Comparison) -> str | None:
 
 def _draw(points: Sequence[Point], made: Comparison, out: Path) -> None:
     """The metric by the values of the key, if there is one key with numbers."""
-    from fedblend.report.paper_figures import draw_sweep
+    from fedblend.report.figures import plot_sweep
 
     (key, *more) = points[0].values
     values = [point.values[key] for point in points]
@@ -326,5 +326,4 @@ def _draw(points: Sequence[Point], made: Comparison, out: Path) -> None:
         if all(found):
             label = {"local": "training alone"}.get(model, f"{model} model")
             models[label] = np.array(found, float)
-    path = out / "figures" / "sweep.pdf"
-    draw_sweep(values, models, key, f"{split} {metric}", path)
+    plot_sweep(values, models, key, f"{split} {metric}", out / "figures")

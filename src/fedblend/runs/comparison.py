@@ -24,7 +24,7 @@ from fedblend.data.dataset import require
 from fedblend.errors import RunError
 from fedblend.metrics import Spread, over_clients
 from fedblend.report import tables
-from fedblend.report.measures import shown_splits, value_at
+from fedblend.report.measures import main_splits, value_at
 from fedblend.report.tables import Cell, MeasureColumn, MethodTable
 from fedblend.runs import run_folder
 from fedblend.runs.paired import (
@@ -157,10 +157,10 @@ def write(
     run_folder.write_text(out / "table.tex", made.latex())
     run_folder.write_text(out / "comparison.json", run_folder.as_json(_facts(made)))
     if figures:
-        from fedblend.report import paper_figures
+        from fedblend.report.figures import plot_comparison
 
         rows = {name: run_folder.read_rows(Folder(of)) for name, of in folders.items()}
-        paper_figures.draw(rows, tested, out / "figures")
+        plot_comparison(rows, tested, out / "figures")
     return made
 
 
@@ -318,7 +318,7 @@ def target_rows(
     found = []
     for name, path in folders.items():
         rows = run_folder.read_rows(Folder(path))
-        split = shown_splits(rows)[0]
+        split = main_splits(rows)[0]
         place = ("measures", split, "personal", target.metric, "mean")
         for seed in dict.fromkeys(row["seed"] for row in rows):
             own = [row for row in rows if row["seed"] == seed]

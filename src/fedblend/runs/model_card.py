@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedblend.report.measures import MODELS, shown_metrics, shown_splits, training_alone
+from fedblend.report.measures import MODELS, list_metrics, main_splits, training_alone
 from fedblend.report.tables import markdown_text
+from fedblend.runs import run_folder
 from fedblend.runs.saved_run import SavedRun
 
 SHOWN = 12
@@ -52,7 +53,7 @@ clients. {about}.
 
 ## Metrics
 
-{_metrics(own, end)}
+{_metrics(run, own, end)}
 
 ## Privacy
 
@@ -97,13 +98,22 @@ def _facts(
     return found + [(f"data: {key}", markdown_text(str(value))) for key, value in data]
 
 
-def _metrics(own: Mapping[str, str] | None, end: Mapping[str, Any]) -> str:
+def _gain(run: SavedRun, client: str) -> Mapping[str, str] | None:
+    """The line of ``harm.csv`` of a client whose gain has an interval."""
+    harm = run.folder.harm
+    lines = run_folder.read_table(harm) if harm.is_file() else []
+    return next((one for one in lines if one["id"] == client and one["gain_low"]), None)
+
+
+def _metrics(
+    run: SavedRun, own: Mapping[str, str] | None, end: Mapping[str, Any]
+) -> str:
     measured = end["measures"]
-    splits = shown_splits([{"measures": measured}])
+    splits = main_splits([{"measures": measured}])
     if not splits:
         return "Nothing was measured."
     split = splits[0]
-    metrics = shown_metrics([{"measures": measured}], split)
+    metrics = list_metrics([{"measures": measured}], split)
     models = [model for model in reversed(MODELS) if model in measured[split]]
     if own is None:
         first, heads = f"Means over clients, on {split} rows.", models
@@ -118,9 +128,9 @@ def _metrics(own: Mapping[str, str] | None, end: Mapping[str, Any]) -> str:
 
     rows = [[name, *(cell(model, name) for model in models)] for name in metrics]
     parts = [first, _table(("metric", *heads), rows)]
-    if own is not None and own.get("gain_low"):
+    if own is not None and (gain := _gain(run, own["id"])):
         other = "training alone" if "local" in models else "the shared model"
-        ends = f"{float(own['gain_low']):+.4f} to {float(own['gain_high']):+.4f}"
+        ends = f"{float(gain['gain_low']):+.4f} to {float(gain['gain_high']):+.4f}"
         parts.append(
             f"Gain over {other} in {split} {metrics[0]}, 95 % interval: {ends} "
             "(above 0 is better)."

@@ -20,8 +20,8 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.tables.model import loss_name, name_parts
 from fedblend.report import measures
-from fedblend.report.figures import USUAL, plot_harm, plot_rows
-from fedblend.report.measures import Row, rows_of, shown_splits
+from fedblend.report.figures import USUAL, plot_rows
+from fedblend.report.measures import main_splits, rows_of
 from fedblend.runs import per_row_scores, run_folder
 from fedblend.runs.certificates import run_certificates
 from fedblend.runs.personalize import new_clients
@@ -184,27 +184,13 @@ def write_results(
     found = measures.compare_run(run, rows, columns.get("alpha"))
     harmed: dict[str, Any] = {}
     if found is not None:
-        columns = {**columns, **measures.harm_columns(run, found[0])}
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
         harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
-    if formats and shown_splits(rows):
-        draw(folder, run, rows, found, formats)
+    if formats and main_splits(rows):
+        clients = None if found is None else found[1]
+        plot_rows(rows, folder.figures, run.evidence, run.alone, clients, formats)
     return {**harmed, "harmed": harms(run.evidence)}
-
-
-def draw(
-    folder: Folder,
-    run: Results,
-    rows: list[Row],
-    found: tuple[measures.ModelScores, measures.Clients] | None,
-    formats: Sequence[str] = USUAL,
-) -> None:
-    """Write the figures of a run; ``found`` is from ``compare_run``."""
-    names = [run.federated_data.name(int(client)) for client in run.measured_ids]
-    plot_rows(rows, folder.figures, run.evidence, run.alone, names, formats)
-    if found is not None:
-        plot_harm(*found, folder.figures / "harm", run.alone, formats)
 
 
 def diagnostics(

@@ -65,6 +65,6 @@ def run_mixed(folder: Path, **algorithm: Any) -> Path:
         "measure": {"local": 2},
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "draw", lambda *arguments: None)
+        patch.setattr(results, "plot_rows", lambda *arguments: None)
         run_config(check(tables, "here"), folder / "run")
     return folder / "run"

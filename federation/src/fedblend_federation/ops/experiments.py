@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedblend.config.config import Config, difference, dump, load
 from fedblend.errors import RunError
-from fedblend.report.measures import shown_metrics, shown_splits
+from fedblend.report.measures import list_metrics, main_splits
 from fedblend.runs import run_folder
 from fedblend.runs.run_folder import Folder, as_json, read_json, write_text
 from fedblend_federation.contract import contract_of
@@ -160,8 +160,8 @@ def _since_last_round(path: Path) -> tuple[str, list[dict[str, Any]]]:
 def _measures(row: dict[str, Any]) -> list[str]:
     """The first split and metric, each model's mean and worst client."""
     lines = []
-    for split in shown_splits([row])[:1]:
-        metric = shown_metrics([row], split)[0]
+    for split in main_splits([row])[:1]:
+        metric = list_metrics([row], split)[0]
         for model, measured in row["measures"][split].items():
             if metric in measured:
                 values = measured[metric]

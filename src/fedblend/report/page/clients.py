@@ -25,8 +25,8 @@ MATTER_MOST = ("train", "alpha", "test")
 """Facts without which the charts of a page are empty."""
 MOST_NAMED = 20
 """Clients that an error names."""
-LEFT_OUT = ("gain_low", "gain_high", "harmed", "seed", "id", "name", "training")
-"""Columns of ``clients.csv`` that are of one seed, or stand elsewhere."""
+LEFT_OUT = ("seed", "id", "name", "training")
+"""Columns of ``clients.csv`` that stand elsewhere."""
 
 
 class ClientColumns(NamedTuple):

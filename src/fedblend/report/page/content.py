@@ -191,8 +191,8 @@ def client_content(path: Path, client: str) -> Plain:
     client_id = str(own.ids[0])
     tone, lines = checked(run, lambda run: words.of_client(own, 0))
     ends = run.summary["runs"]
-    splits = measures.shown_splits(ends)
-    first = measures.shown_metrics(ends, splits[0]) if splits else []
+    splits = measures.main_splits(ends)
+    first = measures.list_metrics(ends, splits[0]) if splits else []
     further = [name for name in measured_splits(ends) if name not in splits]
     return {
         "title": own.names[0] if own.names[0] != client_id else f"Client {client_id}",

@@ -154,8 +154,8 @@ def run_results(
         cells: of the table of clients, at most.
     """
     ends = run.summary["runs"] if run.summary else _last_rows(run.rows)
-    splits = measures.shown_splits(ends)
-    metrics = measures.shown_metrics(ends, splits[0]) if splits else []
+    splits = measures.main_splits(ends)
+    metrics = measures.list_metrics(ends, splits[0]) if splits else []
     algorithm = run.config.get("algorithm", {})
     summary = run.summary or {}
     head = words.headline(summary, metric) if run.summary else None

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.report.measures import MODELS, Row, value_at
+from fedblend.report.measures import MODELS, Row, align_seeds, seeds_range, value_at
 
 DIGITS = 6
 """Significant digits of a number that stands alone."""
@@ -100,17 +100,18 @@ def learning_curves(rows: Sequence[Row], most: int = MOST_POINTS) -> dict[str, A
         ``round``, a list for each count, and ``lines``: split, model, metric and
         statistic of each curve with ``v``, and ``low`` and ``high`` where seeds differ.
     """
-    table = _by_round(rows)
-    table = [table[place] for place in _thinned(len(table), most)]
+    table = align_seeds(rows)
+    table = [table[place] for place in _thin(len(table), most)]
     found: dict[str, Any] = {"round": [at[0]["round"] for at in table]}
-    for name in COUNTS:
-        values = [float(np.mean([value_at(row, name) for row in at])) for at in table]
+    for name in COUNTS if table else ():
+        values, _, _ = seeds_range(table, name)
         if np.isfinite(values).any():
             found[name] = rounded(values)
     found["lines"] = [
         {"split": split, "model": model, "metric": metric, "of": of, **values}
         for split, models in (rows[-1]["measures"] if rows else {}).items()
-        for model in sorted(models, key=_place)
+        for model in MODELS
+        if model in models
         for metric in models[model]
         for of in LINES
         if (values := _line(table, ("measures", split, model, metric, of)))
@@ -118,21 +119,10 @@ def learning_curves(rows: Sequence[Row], most: int = MOST_POINTS) -> dict[str, A
     return found
 
 
-def _by_round(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of all seeds for each round that all seeds have reached."""
-    seeds: dict[Any, dict[int, Row]] = {}
-    for row in rows:
-        seeds.setdefault(row.get("seed"), {})[row["round"]] = row
-    if not seeds:
-        return []
-    common = sorted(set.intersection(*(set(known) for known in seeds.values())))
-    return [[known[number] for known in seeds.values()] for number in common]
-
-
-def _thinned(count: int, most: int) -> list[int]:
+def _thin(count: int, most: int) -> list[int]:
     """Places of at most so many of these points, evenly, with both ends.
 
-    >>> _thinned(5, 3), _thinned(2, 3)
+    >>> _thin(5, 3), _thin(2, 3)
     ([0, 2, 4], [0, 1])
     """
     if count <= most:
@@ -140,16 +130,11 @@ def _thinned(count: int, most: int) -> list[int]:
     return sorted({round(place) for place in np.linspace(0, count - 1, most)})
 
 
-def _place(model: str) -> int:
-    return MODELS.index(model) if model in MODELS else len(MODELS)
-
-
 def _line(table: list[list[Row]], path: tuple[str, ...]) -> dict[str, Any]:
     """One curve; empty where nothing finite was measured."""
-    values = np.array([[value_at(row, *path) for row in at] for at in table])
-    if not values.size or not np.isfinite(values).any():
+    mean, low, high = seeds_range(table, *path)
+    if not np.isfinite(mean).any() and not np.isfinite(low).any():
         return {}
-    mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
     found: dict[str, Any] = {"v": rounded(mean)}
     if (high > low).any():
         found |= {"low": rounded(low), "high": rounded(high)}

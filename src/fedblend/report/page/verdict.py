@@ -57,11 +57,11 @@ def headline(summary: dict[str, Any], metric: str | None = None) -> Headline | N
         metric: what to judge by; the main metric if None.
     """
     runs = summary["runs"]
-    splits = measures.shown_splits(runs)
+    splits = measures.main_splits(runs)
     if not splits or not any(runs[-1]["measures"][splits[0]].values()):
         return None
     split = splits[0]
-    metric = metric or measures.shown_metrics(runs, split)[0]
+    metric = metric or measures.list_metrics(runs, split)[0]
     models = {
         model: _mean(runs, "measures", split, model, metric, "mean")
         for model in measures.MODELS
