@@ -134,12 +134,12 @@ class Task(NamedTuple):
 
 def task_of(dataset: Dataset) -> Task:
     """The task of a dataset."""
-    shape, unit = dataset.rows[0].shape[1:], {}
+    shape = dataset.rows[0].shape[1:]
+    unit: dict[str, float | None] = {"log_shift": dataset.log_shift}
     if dataset.schema is not None:
         shape = (dataset.schema.width,)
         one_number = dataset.kind == "regression" and dataset.outputs == 1
-        unit = _unit(dataset.rows[1]) if one_number else {}
-    unit["log_shift"] = dataset.log_shift
+        unit |= _unit(dataset.rows[1]) if one_number else {}
     names = dataset.label_names, dataset.columns
     return Task(dataset.kind, dataset.outputs, shape, *names)._replace(**unit)
 
