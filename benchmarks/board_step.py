@@ -3,12 +3,12 @@
 """Milliseconds of one local step of the board's network, on one device.
 
 20 clients, batches of 10, one epoch a round, as the board's Fashion-MNIST task; images
-are random. One setting differs from the first line at a time: how convolutions are
-computed, the precision, the number of replicas (seeds x rates), the algorithm, and
-whether clients are uneven (the longest has 2.5 times the mean, as under a Dirichlet
-partition). A line is printed as soon as it is measured: ``ms_per_step`` of all clients
-and replicas together, ``us_per_client_step``, seconds to compile, and the seconds that
-2,000 rounds would take. Stops after ``--seconds``.
+are random. One setting differs from the first line at a time: the precision, the number
+of replicas (seeds x rates), the algorithm, and whether clients are uneven (the longest
+has 2.5 times the mean, as under a Dirichlet partition). A line is printed as soon as it
+is measured: ``ms_per_step`` of all clients and replicas together,
+``us_per_client_step``, seconds to compile, and the seconds that 2,000 rounds would
+take. Stops after ``--seconds``.
 
     PYTHONPATH=src:reproductions/src python benchmarks/board_step.py --seconds 240
 """
@@ -22,7 +22,6 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.models.convolution import Way
 from fedblend_reproductions.board.network import Precision, network
 
 RATE, BATCH, ROUNDS, STEPS = 0.005, 10, 2000, 262
@@ -32,7 +31,6 @@ class Case(NamedTuple):
     """What is timed."""
 
     algorithm: str = "fedavg"
-    convolution: Way = "patches"
     precision: Precision = "tf32"
     replicas: int = 3
     uneven: bool = False
@@ -41,18 +39,14 @@ class Case(NamedTuple):
 
 CASES = (
     Case(),
-    Case(convolution="columns"),
     Case(precision="bfloat16"),
     Case(replicas=9),
-    Case(convolution="columns", precision="bfloat16"),
-    Case(convolution="direct"),
     Case(algorithm="apfl"),
     Case(precision="float32"),
     Case(replicas=1),
     Case(uneven=True, replicas=9),
     Case(uneven=True, replicas=9, chunk=5),
     Case(replicas=9, precision="bfloat16"),
-    Case(convolution="direct", replicas=1),
     Case(algorithm="apfl", precision="bfloat16", replicas=9),
 )
 """In order of importance."""
@@ -73,7 +67,7 @@ def problem(clients: int, rows: int, uneven: bool) -> fb.FederatedData:
 
 def measure(case: Case, clients: int, rows: int, blocks: int) -> dict:
     """The least time of a round, over some rounds after the first."""
-    model = network(case.convolution, case.precision)
+    model = network(case.precision)
     loss = fb.losses.cross_entropy(model.apply)
     data = problem(clients, rows, case.uneven)
 

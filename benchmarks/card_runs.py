@@ -26,6 +26,7 @@ from fedblend.models.derived import Products
 from fedblend.models.dual_encoder import dual_encoder_loss
 from fedblend.models.model import Model
 from fedblend.transforms import central_loss
+from fedblend_reproductions.resnet18 import resnet18
 
 CENTRAL_ROWS, CENTRAL_BATCH = 1000, 50
 ALPHAS = np.linspace(0.1, 1.0, 10, dtype=np.float32)
@@ -92,7 +93,7 @@ def model_of(card: Card) -> Model:
         "lenet": lambda: network(shape, (6, 16), (120, 84), classes),
         "pfllib_cnn": lambda: network(shape, (32, 64), (512,), classes),
         "mlp": lambda: fb.models.mlp(math.prod(shape), classes),
-        "resnet18": lambda: fb.models.build("resnet18", shape, classes),
+        "resnet18": lambda: resnet18(shape, classes),
         "char_gru": lambda: fb.models.char_rnn(classes, hidden=128, cell="gru"),
         "dual_encoder": lambda: fb.models.dual_encoder(classes),
     }

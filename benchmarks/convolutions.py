@@ -3,10 +3,12 @@
 """Milliseconds of one SGD step of many clients, each with convolutions of its own.
 
 Networks: large_cnn on CIFAR-10's images (1,626,442 weights), the board's (5x5 to 32 and
-64, hidden 512), LeNet (6-16-120-84), ResNet-18 with group normalization. Ways: those of
-``fedblend.models.convolution``; "again" is "patches" whose copies are made once more in
-the backward pass and not kept. ``chunk`` is the number of clients at once, the chunks
-in sequence; all if None. 0 stands for the outputs of one model for many images.
+64, hidden 512), LeNet (6-16-120-84), ResNet-18 with group normalization. Ways:
+"patches" is ``fedblend.models.convolution``; "direct" is XLA's; "columns" makes copies
+shifted across only, and sums a product for each row of the kernel, with a part of the
+memory; "again" is "patches" whose copies are made once more in the backward pass and
+not kept. ``chunk`` is the number of clients at once, the chunks in sequence; all if
+None. 0 stands for the outputs of one model for many images.
 
 Products: float32, tf32, default (JAX's; tf32 on a GPU that has it), bfloat16 (weights
 and activations are rounded in the network; weights and steps stay float32). Images are
@@ -23,7 +25,7 @@ import json
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +33,9 @@ import numpy as np
 
 from fedblend.models import convolution as convolutions
 from fedblend.models import feedforward
-from fedblend.models.convolution import Way
 from fedblend.models.feedforward import flatten, linear, pool
 from fedblend.models.model import Model, of_halves
+from fedblend_reproductions import resnet18 as resnet
 
 PRODUCTS = {"float32": "highest", "tf32": "tensorfloat32"}
 
@@ -118,29 +120,49 @@ NETWORKS = {
     "large_cnn": ((32, 32, 3), lambda: feedforward.large_cnn((32, 32, 3), 10)),
     "board": ((28, 28, 1), board),
     "lenet": ((32, 32, 3), lambda: lenet((32, 32, 3))),
-    "resnet18": ((32, 32, 3), lambda: feedforward.resnet18((32, 32, 3), 10)),
+    "resnet18": ((32, 32, 3), lambda: resnet.resnet18((32, 32, 3), 10)),
 }
-
-
-def written(way: str):
-    """``convolution`` as this way has it."""
-    if way == "again":
-        inner = partial(original, way="patches")
-
-        def again(images, weight, **settings):
-            return jax.checkpoint(partial(inner, **settings))(images, weight)
-
-        return again
-    return partial(original, way=cast(Way, way))
 
 
 original = convolutions.convolution
 
 
+def direct(images, weight, *, stride=1, padding="VALID"):
+    """XLA's convolution."""
+    axes = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        images, weight, (stride, stride), padding, dimension_numbers=axes
+    )
+
+
+def columns(images, weight, *, stride=1, padding="VALID"):
+    """Copies shifted across, and a product for each row of the kernel."""
+    high, wide, channels, outputs = weight.shape
+    edges = [
+        convolutions._edges(*one, stride, padding)
+        for one in zip(images.shape[1:3], (high, wide), strict=True)
+    ]
+    images = jnp.pad(images, ((0, 0), *edges, (0, 0)))
+    windows = convolutions._windows(images.shape[2], wide, stride)
+    joined = jnp.concatenate([images[:, :, across] for across in windows], axis=-1)
+    flat = weight.reshape(high, wide * channels, outputs)
+    rows = convolutions._windows(images.shape[1], high, stride)
+    products = (joined[:, down] @ part for down, part in zip(rows, flat, strict=True))
+    return sum(products, jnp.zeros(()))
+
+
+def again(images, weight, **settings):
+    """Copies that are made once more in the backward pass."""
+    return jax.checkpoint(partial(original, **settings))(images, weight)
+
+
+WRITTEN = {"patches": original, "direct": direct, "columns": columns, "again": again}
+
+
 def measure(case: Case, repeats: int) -> dict:
     """The least time of a step, after compiling."""
-    feedforward.convolution = written(case.way)
-    feedforward._convolve = partial(written(case.way), padding="SAME")
+    feedforward.convolution = WRITTEN[case.way]
+    resnet.same = partial(WRITTEN[case.way], padding="SAME")
     shape, make = NETWORKS[case.network]
     model = make()
     draws = np.random.default_rng(0)

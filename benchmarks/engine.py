@@ -60,7 +60,7 @@ def prepare(model, block, *, blocks=1, chunk=None, shipped=False, devices=None):
 def mlp_params(layers):
     """The parameters of fedblend's perceptron."""
     affine = [Affine(weight, bias) for weight, bias in layers]
-    return Mlp(tuple(affine[:-1]), affine[-1])
+    return Mlp(tuple(affine[:-1]), (), affine[-1])
 
 
 def list_params(params):

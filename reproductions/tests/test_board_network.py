@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedblend import trees
-from fedblend.models.convolution import WAYS
 from fedblend_reproductions.board.network import network
 
 
@@ -26,7 +25,7 @@ def plain(params, images):
         pairs = (out[:, a::2, b::2] for a in range(2) for b in range(2))
         return np.maximum.reduce(list(pairs))
 
-    first, second, hidden, last = jax.tree.map(np.float64, params)
+    first, second, hidden, _, last = jax.tree.map(np.float64, params)
     here = layer(images.reshape(-1, 28, 28, 1), *first)
     here = layer(here, *second).reshape(len(images), -1)
     here = np.maximum(here @ hidden.weight.T + hidden.bias, 0)
@@ -34,10 +33,9 @@ def plain(params, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("convolution", WAYS)
-def test_the_network_is_pfllibs(convolution):
+def test_the_network_is_pfllibs():
     images = np.random.default_rng(0).random((2, 28, 28), np.float32)
-    model = network(convolution, "float32")
+    model = network("float32")
     params = model.init(jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 582_026
     scores = model.apply(params, jnp.asarray(images))
@@ -45,20 +43,15 @@ def test_the_network_is_pfllibs(convolution):
 
 
 @pytest.mark.slow
-def test_gradients_agree_and_low_precision_is_near():
+def test_low_precision_is_near():
     images = np.random.default_rng(1).random((2, 28, 28), np.float32)
     params = network().init(jax.random.key(1))
 
-    def gradient(convolution, precision):
-        model = network(convolution, precision)
+    def gradient(precision):
+        model = network(precision)
         return jax.grad(lambda p: (model.apply(p, images) ** 2).sum())(params)
 
-    exact = gradient("direct", "float32")
-    for convolution, precision, most in (
-        ("patches", "float32", 1e-5),
-        ("columns", "float32", 1e-5),
-        ("patches", "bfloat16", 0.1),
-    ):
-        gap = trees.subtract(gradient(convolution, precision), exact)
-        ratio = trees.squared_norm(gap) / trees.squared_norm(exact)
-        assert ratio**0.5 < most, (convolution, precision)
+    exact = gradient("float32")
+    gap = trees.subtract(gradient("bfloat16"), exact)
+    ratio = trees.squared_norm(gap) / trees.squared_norm(exact)
+    assert 0 < ratio**0.5 < 0.1

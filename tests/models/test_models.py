@@ -89,7 +89,7 @@ def test_linear_models_start_at_zero_and_are_linear():
 
 def test_mlp_is_what_it_says():
     model = mlp(3, 2, hidden=(4,), activation="tanh")
-    (hidden,), last = params = model.init(KEY)
+    (hidden,), _, last = params = model.init(KEY)
     inputs = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
     expected = np.tanh(inputs @ hidden.weight.T) @ last.weight.T
     np.testing.assert_allclose(model.apply(params, inputs), expected, rtol=1e-5)

@@ -16,7 +16,6 @@ from fedblend.models.feedforward import cnn as cnn
 from fedblend.models.feedforward import large_cnn as large_cnn
 from fedblend.models.feedforward import logistic as logistic
 from fedblend.models.feedforward import mlp as mlp
-from fedblend.models.feedforward import resnet18 as resnet18
 from fedblend.models.feedforward import softmax as softmax
 from fedblend.models.interop.frameworks import SWITCHES as SWITCHES
 from fedblend.models.interop.frameworks import from_equinox as from_equinox

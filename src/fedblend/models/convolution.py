@@ -3,16 +3,14 @@
 """A convolution that stays fast when every client has its own weights.
 
 Training many clients at once is a ``vmap`` over images *and* weights. XLA turns its own
-convolution into a grouped one, which is slow. ``WAYS`` has the same convolution three
-times: "direct" is XLA's; "patches" is one matrix product over all shifted copies of the
-image; "columns" makes copies shifted across only, and sums a product for each row of
-the kernel, with a part of the memory. ``benchmarks/convolutions.py`` compares them.
+convolution into a grouped one, which is slow. This one is one matrix product over all
+shifted copies of the image. ``benchmarks/convolutions.py`` compares it with others.
 
-"patches" has squares of ``tile`` x ``tile`` results in one row of the product. Such a
-row sees the image once, where single results would see most of it several times over,
-and is multiplied with all places that the kernel has in it, zeros elsewhere: fewer
-entries are read, and more multiplied. On a GPU, whose products wait for memory where
-there are few outputs, ``tile_size`` weighs the two.
+On a GPU, squares of ``tile`` x ``tile`` results share a row of the product. Such a row
+sees the image once, where single results would see most of it several times over, and
+is multiplied with all places that the kernel has in it, zeros elsewhere: fewer entries
+are read, and more multiplied. Products on a GPU wait for memory where there are few
+outputs, and ``tile_size`` weighs the two.
 """
 
 import math
@@ -22,7 +20,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-Way = Literal["direct", "patches", "columns"]
 Padding = Literal["VALID", "SAME"]
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -36,7 +33,6 @@ def convolution(
     *,
     stride: int = 1,
     padding: Padding = "VALID",
-    way: Way = "patches",
     product: Product = jnp.matmul,
 ) -> jax.Array:
     """The convolution of [rows, height, width, channels].
@@ -46,17 +42,26 @@ def convolution(
         weight: [height, width, channels, outputs].
         stride: of both axes.
         padding: "VALID" for none, "SAME" for ``ceil(size / stride)`` places.
-        way: how it is computed.
-        product: of matrices, which "direct" does not use.
+        product: of matrices.
     """
-    if way != "direct":
-        edges = [
-            _edges(*one, stride, padding)
-            for one in zip(images.shape[1:3], weight.shape[:2], strict=True)
-        ]
-        if any(map(any, edges)):
-            images = jnp.pad(images, ((0, 0), *edges, (0, 0)))
-    return WAYS[way](images, weight, stride, padding, product)
+    high, wide, channels, outputs = weight.shape
+    edges = [
+        _edges(*one, stride, padding)
+        for one in zip(images.shape[1:3], (high, wide), strict=True)
+    ]
+    if any(map(any, edges)):
+        images = jnp.pad(images, ((0, 0), *edges, (0, 0)))
+    rows = _windows(images.shape[1], high, stride)
+    columns = _windows(images.shape[2], wide, stride)
+    places = [len(range(*one[0].indices(one[0].stop))) for one in (rows, columns)]
+    if stride == 1 and high == wide:
+        tile = tile_size(high, places, outputs)
+        if tile > 1:
+            return _tiles(images, weight, tile, product)
+    shifted = [images[:, down, across] for down in rows for across in columns]
+    flat = weight.reshape(high * wide * channels, outputs)
+    found = _flat_product(jnp.concatenate(shifted, axis=-1), flat, product)
+    return found.reshape(images.shape[0], *places, outputs)
 
 
 def _edges(size: int, kernel: int, stride: int, padding: Padding) -> tuple[int, int]:
@@ -65,17 +70,6 @@ def _edges(size: int, kernel: int, stride: int, padding: Padding) -> tuple[int, 
         return 0, 0
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
-
-
-def _direct(images, weight, stride, padding, product):
-    del product
-    return jax.lax.conv_general_dilated(
-        images,
-        weight,
-        (stride, stride),
-        padding,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
 
 
 def _windows(size: int, kernel: int, stride: int) -> list[slice]:
@@ -103,22 +97,6 @@ def _tile_cost(kernel: int, tile: int, outputs: int) -> int:
     """What a result costs, in multiplications of one channel."""
     reach = (tile + kernel - 1) // tile
     return reach**2 * (ENTRY_COST + tile**2 * outputs)
-
-
-def _patches(images, weight, stride, padding, product):
-    del padding
-    high, wide, channels, outputs = weight.shape
-    rows = _windows(images.shape[1], high, stride)
-    columns = _windows(images.shape[2], wide, stride)
-    places = [len(range(*one[0].indices(one[0].stop))) for one in (rows, columns)]
-    if stride == 1 and high == wide:
-        tile = tile_size(high, places, outputs)
-        if tile > 1:
-            return _tiles(images, weight, tile, product)
-    shifted = [images[:, down, across] for down in rows for across in columns]
-    flat = weight.reshape(high * wide * channels, outputs)
-    found = _flat_product(jnp.concatenate(shifted, axis=-1), flat, product)
-    return found.reshape(images.shape[0], *places, outputs)
 
 
 def _flat_product(rows, matrix, product):
@@ -163,23 +141,3 @@ def _tiles(images, weight, tile, product):
     found = _flat_product(jnp.concatenate(shifted, axis=-1), flat, product)
     found = found.reshape(count, down, across, tile, tile, outputs).swapaxes(2, 3)
     return found.reshape(count, down * tile, across * tile, outputs)
-
-
-def _columns(images, weight, stride, padding, product):
-    del padding
-    high, wide, channels, outputs = weight.shape
-    windows = _windows(images.shape[2], wide, stride)
-    joined = jnp.concatenate([images[:, :, across] for across in windows], axis=-1)
-    flat = weight.reshape(high, wide * channels, outputs)
-    rows = _windows(images.shape[1], high, stride)
-    total = product(joined[:, rows[0]], flat[0])
-    for down, part in zip(rows[1:], flat[1:], strict=True):
-        total += product(joined[:, down], part)
-    return total
-
-
-WAYS: dict[Way, Callable[..., jax.Array]] = {
-    "direct": _direct,
-    "patches": _patches,
-    "columns": _columns,
-}

@@ -23,7 +23,7 @@ from fedblend.models import (
     mlp,
     transformer,
 )
-from fedblend.models.convolution import WAYS, convolution
+from fedblend.models.convolution import convolution
 from fedblend.models.interop.torch_module import from_torch
 
 RNG = np.random.default_rng(0)
@@ -100,8 +100,8 @@ def kernel_init(key):
     return {"kernel": jax.random.normal(key, (3, 3, 2, 4)), "head": jnp.ones((4, 2))}
 
 
-def kernel_apply(params, images, *, way):
-    here = convolution(images, params["kernel"], way=way)
+def kernel_apply(params, images):
+    here = convolution(images, params["kernel"])
     return here.mean(axis=(1, 2)) @ params["head"]
 
 
@@ -196,15 +196,12 @@ CASES = {
             "split": {"remat": False, "split": True},
         }.items()
     },
-    **{
-        f"convolution, {way}": lambda way=way: (
-            fb.Model(kernel_init, partial(kernel_apply, way=way)),
-            normal(ROWS, 5, 5, 2),
-            None,
-            {"kernel": "rhwi,hor->hwio" if way == "columns" else "rhwi,or->hwio"},
-        )
-        for way in WAYS
-    },
+    "convolution": lambda: (
+        fb.Model(kernel_init, kernel_apply),
+        normal(ROWS, 5, 5, 2),
+        None,
+        {"kernel": "rhwi,or->hwio"},
+    ),
 }
 QUICK = ("mlp", "scan, remat")
 

@@ -6,8 +6,8 @@
 parameters for 28x28 and 10 classes. Weights and biases start as PyTorch's layers do,
 uniform within ``1 / sqrt(inputs of a unit)``.
 
-Many clients are trained by a ``vmap`` over images *and* weights;
-``fedblend.models.convolution`` has the ways to write a convolution for that.
+Many clients are trained by a ``vmap`` over images *and* weights, for which
+``fedblend.models.convolution`` is written.
 """
 
 import math
@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend.core import Key
-from fedblend.models.convolution import Way
-from fedblend.models.convolution import convolution as convolution_by
+from fedblend.models.convolution import convolution
 from fedblend.models.feedforward import Affine, Cnn, Kernel, flatten, pool
 from fedblend.models.model import Model, of_halves
 
@@ -47,20 +46,15 @@ def _product(precision: Precision) -> Callable[[jax.Array, jax.Array], jax.Array
     return product
 
 
-def network(
-    convolution: Way = "patches",
-    precision: Precision = "tf32",
-    classes: int = 10,
-) -> Model:
+def network(precision: Precision = "tf32", classes: int = 10) -> Model:
     """The network for images of 28x28.
 
     Args:
-        convolution: how the convolutions are computed.
-        precision: of matrix products; "direct" has that of JAX in all cases.
+        precision: of matrix products.
         classes: number of scores.
     """
     product = _product(precision)
-    convolve = partial(convolution_by, way=convolution, product=product)
+    convolve = partial(convolution, product=product)
     first, second = CHANNELS
 
     def init(key: Key) -> Cnn:
@@ -69,6 +63,7 @@ def network(
             Kernel(*_uniform(keys[0], (KERNEL, KERNEL, 1, first))),
             Kernel(*_uniform(keys[1], (KERNEL, KERNEL, first, second))),
             _affine(keys[2], FEATURES, HIDDEN),
+            (),
             _affine(keys[3], HIDDEN, classes),
         )
 

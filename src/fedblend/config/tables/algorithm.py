@@ -341,7 +341,7 @@ REQUIRED: Mapping[str, Any] = {
 """Options that an algorithm must have, by their keys."""
 HEADS: Mapping[str, str] = {
     **dict.fromkeys(LINEAR, "bias"),
-    **dict.fromkeys(("mlp", "cnn", "large_cnn", "resnet18", "char_rnn"), "last"),
+    **dict.fromkeys(("mlp", "cnn", "large_cnn", "char_rnn"), "last"),
     "text_classifier": "last",
     "transformer": "norm",
     "dual_encoder": "dense",

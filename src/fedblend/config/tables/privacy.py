@@ -57,7 +57,7 @@ EXAMINED = {
     # Numbers and words of the configuration: no model sees a row before training.
     "model": (
         "l2 loss ensemble products name import_from cell embedding hidden layers norm "
-        "width intercept activation groups bias heads kv_heads pool positions remat "
+        "width intercept activation bias heads kv_heads pool positions remat "
         "unroll vocabulary tied"
     ),
     "config": (

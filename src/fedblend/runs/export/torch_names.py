@@ -30,12 +30,12 @@ from fedblend.core import PyTree
 from fedblend.mixing import Blend
 from fedblend.models.char_rnn import CharRnn
 from fedblend.models.dual_encoder import DualEncoder
-from fedblend.models.feedforward import Affine, Cnn, Mlp, NormCnn, NormMlp
+from fedblend.models.feedforward import Affine, Cnn, Mlp
 from fedblend.runs.export.onnx_graph import ExportError
 from fedblend.trees import leaves_by_path
 
 Named = dict[str, np.ndarray]
-KINDS = (Affine, Mlp, NormMlp, Cnn, NormCnn, CharRnn, DualEncoder)
+KINDS = (Affine, Mlp, Cnn, CharRnn, DualEncoder)
 """The models of the package that PyTorch has layers for."""
 NAMES = (
     (r"^embedding$", "embedding.weight"),
@@ -75,7 +75,7 @@ def state_dict(model: PyTree) -> Named:
         for part, other in NAMES:
             name = re.sub(part, other, name)
         named[name] = np.asarray(leaf)
-    if isinstance(model, Cnn | NormCnn):
+    if isinstance(model, Cnn):
         for name in ("first.weight", "second.weight"):
             named[name] = np.transpose(named[name], (3, 2, 0, 1))
         # The places of an image come before the channels here, after them in PyTorch.
