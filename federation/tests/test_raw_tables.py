@@ -22,6 +22,8 @@ from fedblend_federation.contract import parse_contract
 from fedblend_federation.message import UNKNOWN, Message
 from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.policy.admit import agree
+from fedblend_federation.policy.limits import too_few_values
+from fedblend_federation.policy.policy import Policy
 from fedblend_federation.raw_tables import (
     data_of_nodes,
     raw_of,
@@ -139,14 +141,17 @@ def undrawn(monkeypatch):
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("model", ["softmax", "tabular"])
 def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
-    place, raw, tmp_path
+    place, raw, tmp_path, model
 ):
-    config = check(toml.parse(simulated(place), "test"), "test")
+    text = simulated(place).replace("softmax", model)
+    config = check(toml.parse(text, "test"), "test")
     there = run_config(config, tmp_path / "simulated")
     settings = [node_settings(place, tmp_path, client) for client in range(CLIENTS)]
     nodes = {client: node_of(one) for client, one in enumerate(settings)}
-    run = experiment(tmp_path / "run", federated(raw))
+    text = federated(raw).replace("softmax", model)
+    run = experiment(tmp_path / "run", text)
     here = run_server(run, LoopbackTransport(nodes), poll=0.0)
     mine, other = (
         run_folder.read_preprocessing(Folder(path), 0)
@@ -340,6 +345,13 @@ def test_a_preprocessing_of_other_columns_is_refused(raw):
     for text in (None, "{}", 5):
         with pytest.raises((ConfigError, ValueError)):
             preprocessing_in(schema, {"preprocessing": text})
+
+
+def test_quantiles_of_few_rows_stay_on_the_node():
+    accept = Policy().accept
+    assert too_few_values(accept, [1.0], 40) is None
+    assert too_few_values(accept, [1.0], 40, ranks=True) is not None
+    assert too_few_values(accept, [1.0, 0.0], 100, ranks=True) is None
 
 
 def test_a_column_that_stands_twice_is_one_line():

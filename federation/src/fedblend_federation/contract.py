@@ -25,7 +25,13 @@ from fedblend.config.config import Config, dump, loads
 from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.tables import select
 from fedblend.config.tables.data import NodeRows
-from fedblend.config.tables.model import has_constants, loss_name, model_of, smoothness
+from fedblend.config.tables.model import (
+    has_constants,
+    loss_name,
+    model_of,
+    reads_ranks,
+    smoothness,
+)
 from fedblend.config.tables.select import LOOKED_UP
 from fedblend.config.theory_rates import Rates, asks_for_constants, rates
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
@@ -82,7 +88,8 @@ class Contract:
     @cached_property
     def schema(self) -> "raw_tables.Schema | None":
         """The columns of raw tables; None where nodes have numbers."""
-        return raw_tables.schema_of(self.nodes)
+        found = raw_tables.schema_of(self.nodes)
+        return found and found._replace(ranks=reads_ranks(self.config))
 
     def statistics(self, splits: Mapping[str, Shards]) -> dict[str, list[float]]:
         """Those of a client's training rows, of the columns of a raw table."""
@@ -118,7 +125,8 @@ class Contract:
         numbers = self.config.model.name in LOOKED_UP
         names = labels, columns, numbers
         unit = data.center, data.scale, data.log_shift
-        return Task(data.kind, outputs, shape, *names, *unit)
+        ranks = 0 if self.schema is None else len(self.schema.ranked)
+        return Task(data.kind, outputs, shape, *names, *unit, ranks)
 
     @cached_property
     def row(self) -> PyTree:

@@ -121,7 +121,7 @@ def statistics_in(schema: Schema, sent: Any, rows: int) -> Statistics | None:
         most = 1.0 if name in ("present", "shares") else LARGEST
         if name == "variance":
             most = LARGEST**2
-        least = -most if name in ("mean", "rest") else 0.0
+        least = -most if name in ("mean", "rest", "quantiles") else 0.0
         parts[name] = np.array(numbers, np.float64)
         # Also false for what is not a number.
         if not ((parts[name] >= least) & (parts[name] <= most)).all():

@@ -28,6 +28,7 @@ from fedblend.config.tables.model import (
     losses_of,
     model_of,
     name_parts,
+    reads_ranks,
     smoothness,
 )
 from fedblend.config.tables.run import strata
@@ -140,6 +141,9 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
         DataError: the data cannot be had, or cannot be used.
     """
     whole = whole or data.load_dataset(config.data)
+    if whole.schema is not None:
+        schema = whole.schema._replace(ranks=reads_ranks(config))
+        whole = whole._replace(schema=schema)
     task = task_of(whole)
     dataset, server = central.set_aside(
         config.central, whole, config.data.target, config.data.seed

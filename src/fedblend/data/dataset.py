@@ -123,6 +123,8 @@ class Task(NamedTuple):
     log_shift: float | None = None
     """Predictions are exp(outputs) less this, and targets of a regression log(number +
     this); None where outputs are predictions."""
+    ranks: int = 0
+    """How many of the last inputs are ranks of numbers, in bins between quantiles."""
 
     def in_user_unit(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs for numbers as predictions in the unit of the user's table."""
@@ -137,7 +139,7 @@ def task_of(dataset: Dataset) -> Task:
     shape = dataset.rows[0].shape[1:]
     unit: dict[str, float | None] = {"log_shift": dataset.log_shift}
     if dataset.schema is not None:
-        shape = (dataset.schema.width,)
+        shape, unit["ranks"] = (dataset.schema.width,), len(dataset.schema.ranked)
         one_number = dataset.kind == "regression" and dataset.outputs == 1
         unit |= _unit(dataset.rows[1]) if one_number else {}
     names = dataset.label_names, dataset.columns

@@ -30,6 +30,7 @@ from fedblend.models.model import Model as Model
 from fedblend.models.model import ModelInfo as ModelInfo
 from fedblend.models.model import build as build
 from fedblend.models.parts import find_part as find_part
+from fedblend.models.tabular import tabular as tabular
 from fedblend.models.transformer import text_classifier as text_classifier
 from fedblend.models.transformer import transformer as transformer
 from fedblend.models.transformer_layers import Prefixed as Prefixed

@@ -162,12 +162,12 @@ def test_a_few_values_far_out_do_not_ruin_mean_and_deviation(clients):
     dirty[::100] = [1e9, -1e9, 99999.0, 1e12, 1e6]
     parts = np.array_split(np.arange(500), clients)
     schema = schema_of({"pressure": dirty})
-    ((_, mean, deviation, _),) = fit(
+    ((_, mean, deviation, *_),) = fit(
         schema, [{"pressure": dirty[rows]} for rows in parts]
     ).fitted
     # Five of 500 values at up to 20 deviations are what is left of them.
     assert abs(mean - 120) < 4 and 14 < deviation < 15 * 3
-    ((_, mean, deviation, _),) = fit(
+    ((_, mean, deviation, *_),) = fit(
         schema, [{"pressure": clean[rows]} for rows in parts]
     ).fitted
     assert mean == pytest.approx(clean.mean(), rel=1e-12)

@@ -18,6 +18,7 @@ from fedblend.config.config import Config
 from fedblend.config.table import Table
 from fedblend.config.tables.local_work import LocalWork, ScheduleTable
 from fedblend.core import PyTree
+from fedblend.data.preprocess.preprocessing import BINS
 from fedblend.local import MOST_ORDERED
 from fedblend_federation.contract import Contract
 from fedblend_federation.policy.policy import Accept, Limits, refusal_line
@@ -129,15 +130,18 @@ def too_small(accept: Accept, config: Config) -> str | None:
     return None
 
 
-def too_few_values(accept: Accept, present: Sequence[float], rows: int) -> str | None:
+def too_few_values(
+    accept: Accept, present: Sequence[float], rows: int, *, ranks: bool = False
+) -> str | None:
     """Why means of columns with few values stay on the node, or None.
 
     Args:
         accept: of the policy.
         present: the fraction of rows with a value, of every column.
         rows: the number of rows.
+        ranks: whether quantiles are sent, too, which divide them into bins.
     """
-    least = accept.min_part_rows
+    least = accept.min_part_rows * (BINS if ranks else 1)
     if not any(0 < round(share * rows) < least for share in present):
         return None
     where = "rows with a value in a column of data.raw"

@@ -343,10 +343,12 @@ HEADS: Mapping[str, str] = {
     **dict.fromkeys(LINEAR, "bias"),
     **dict.fromkeys(("mlp", "cnn", "large_cnn", "char_rnn"), "last"),
     "text_classifier": "last",
+    "tabular": "last/bias",
     "transformer": "norm",
     "dual_encoder": "dense",
 }
-"""The parts of a model that stay with a client: of a linear one, the intercept."""
+"""The parts of a model that stay with a client: of a linear one and of
+``tabular``, the intercept."""
 
 
 def fill(table: Content, model: str) -> Content:

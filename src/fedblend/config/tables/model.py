@@ -112,7 +112,7 @@ def _model_table(name: str) -> type[ModelChoice]:
         if isinstance(default, tuple)
         else (_COUNT_OR_NONE if default is None else type(default), default)
         for option, default in MODELS[name].options.items()
-        if option != "dtype"  # [run] precision decides
+        if option not in ("dtype", "ranks")  # [run] precision and data decide
     }
     return tagged(name, ModelChoice, **options)
 
@@ -188,6 +188,12 @@ def check(config: "Config") -> None:
             f"{name}",
         ),
     )
+
+
+def reads_ranks(config: "Config") -> bool:
+    """Whether the model reads ranks of numbers, which preprocessing makes then."""
+    name = config.model.name
+    return name in MODELS and "ranks" in MODELS[name].options
 
 
 def loss_name(config: "Config", task: Task) -> str:
@@ -281,9 +287,11 @@ def _build_model(
 ) -> models.Model:
     """The model of that name."""
     options = choice.model_dump(exclude=set(ModelChoice.model_fields))
-    dtype = jnp.dtype(precision)
+    options["dtype"] = jnp.dtype(precision)
+    if "ranks" in MODELS[choice.name].options:
+        options["ranks"] = task.ranks
     try:
-        return models.build(choice.name, task.shape, outputs, **options, dtype=dtype)
+        return models.build(choice.name, task.shape, outputs, **options)
     except ValueError as error:
         raise ConfigError(f"model: {error}") from None
 

@@ -20,6 +20,8 @@ from fedblend.data.preprocess.values import Factors
 Kind = Literal["number", "boolean", "date", "text"]
 Encoding = Literal["standardize", "as_is", "flag", "one_hot", "ordinal", "date", "drop"]
 
+SCALED = ("standardize", "ordinal", "date")
+"""Encodings whose first input is standardized and clipped."""
 PERIODS = {"year": 365.2425, "week": 7.0, "day": 1.0}
 """The periods of a date that become a sine and a cosine, in days."""
 

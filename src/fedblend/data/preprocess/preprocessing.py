@@ -24,6 +24,12 @@ own mean, which is exact for values that are large compared to their deviation. 
 the mean of all clients m, a client with mean m_i and variance v_i has v_i + (m_i - m)^2
 (Chan, Golub and LeVeque 1983).
 
+A model may ask for ranks, too: ``Schema.ranks``. The rank of a number is its place
+among the edges of ``BINS`` bins with about as many rows each, 3.5 in the middle of the
+fourth one. Each client tells the quantiles of its training rows; the edges are the
+quantiles of all of these, weighted by rows: those of the mean of the clients'
+distributions.
+
 A few values far out would ruin mean and variance of a column. So a client first moves
 them to a bound around its own median, in median absolute deviations. Other values, and
 so the statistics of columns without such values, are not changed.
@@ -39,14 +45,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.data.dataset import DataError
-from fedblend.data.preprocess.columns import PERIODS, Column
+from fedblend.data.preprocess.columns import PERIODS, SCALED, Column
 from fedblend.data.preprocess.schema import Columns, Schema
 from fedblend.data.readers.checks import listed
 
+BINS = 16
+"""Bins of a number between quantiles."""
+LEVELS = np.linspace(0.01, 0.99, BINS + 1)
+"""Of the quantiles that a client tells: the least and the largest value are not."""
 FARTHEST = 10.0
 """Deviations from the mean; a value that is farther away is clipped."""
-SCALED = ("standardize", "ordinal", "date")
-"""Encodings whose first input is standardized and clipped."""
 _IN_SHORT = {
     "standardize": "standardized",
     "as_is": "used as they are",
@@ -74,6 +82,8 @@ class Fitted(NamedTuple):
     """The standard deviation; 0 of a column with one value."""
     shares: tuple[float, ...] = ()
     """The fraction of rows of each category, and of all others."""
+    edges: tuple[float, ...] = ()
+    """Of the bins of ranks, increasing; no ranks are inputs if there are none."""
 
     @property
     def scale(self) -> float:
@@ -105,11 +115,16 @@ class Preprocessing:
 
     def transform_encoded(self, encoded: np.ndarray) -> np.ndarray:
         """The inputs of rows that the schema encoded: float32 [rows, features]."""
+        columns = np.asarray(encoded).T
         parts = [
             _inputs(column, fitted, numbers)
             for column, fitted, numbers in zip(
-                self.schema.kept, self.fitted, np.asarray(encoded).T, strict=True
+                self.schema.kept, self.fitted, columns, strict=True
             )
+        ]
+        parts += [
+            _rank(self.fitted[place], columns[place])[:, None]
+            for place in self.schema.ranked
         ]
         return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
@@ -168,7 +183,8 @@ class Preprocessing:
             columns.append(
                 record if own is None else record | {"fitted": own._asdict()}
             )
-        return json.dumps({"format": _FORMAT, "columns": columns}, indent=1)
+        ranks = {"ranks": True} if self.schema.ranks else {}
+        return json.dumps({"format": _FORMAT, **ranks, "columns": columns}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Preprocessing":
@@ -182,13 +198,14 @@ class Preprocessing:
             if stored["format"] != _FORMAT:
                 raise ValueError("format")
             schema = Schema.from_records(stored["columns"])
+            schema = schema._replace(ranks=stored.get("ranks") is True)
             fitted = tuple(
                 _fitted(one["fitted"], column)
                 for one, column in zip(stored["columns"], schema.columns, strict=True)
                 if column.encoding != "drop"
             )
-            if not fitted:
-                raise ValueError("no columns")
+            if not fitted or not all(fitted[place].edges for place in schema.ranked):
+                raise ValueError("no columns, or no edges")
         except (LookupError, TypeError, ValueError, RecursionError):
             raise DataError("preprocessing: the text is damaged, or none") from None
         return cls(schema, fitted)
@@ -237,6 +254,12 @@ def _quantity(
     return np.clip((filled - fitted.mean) / fitted.scale, -FARTHEST, FARTHEST)
 
 
+def _rank(fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
+    """The place of each number among the edges, in bins."""
+    filled = np.where(np.isnan(numbers), fitted.mean, numbers)
+    return np.interp(filled, fitted.edges, np.arange(len(fitted.edges)))
+
+
 def _one_hot(
     column: Column, fitted: Fitted, numbers: np.ndarray, absent: np.ndarray
 ) -> list[np.ndarray]:
@@ -281,7 +304,10 @@ def _fitted(stored: Mapping[str, Any], column: Column) -> Fitted:
         raise ValueError("finite")
     if len(shares) != (len(column.categories) + 1) * (column.encoding == "one_hot"):
         raise ValueError("shares")
-    return Fitted(present, mean, deviation, shares)
+    edges = tuple(float(edge) for edge in stored.get("edges", ()))
+    if len(edges) > BINS + 1 or not all(np.isfinite(edges)) or any(np.diff(edges) <= 0):
+        raise ValueError("edges")
+    return Fitted(present, mean, deviation, shares, edges)
 
 
 class Statistics(NamedTuple):
@@ -299,6 +325,8 @@ class Statistics(NamedTuple):
     """Around that mean, of every quantity."""
     shares: np.ndarray
     """The fractions of all columns of categories, one column after another."""
+    quantiles: np.ndarray = np.empty(0)
+    """At ``LEVELS``, of all columns with ranks, one column after another."""
 
 
 def client_statistics(schema: Schema, encoded: np.ndarray) -> Statistics:
@@ -323,7 +351,27 @@ def client_statistics(schema: Schema, encoded: np.ndarray) -> Statistics:
         rest,
         variance,
         np.concatenate([*shares, np.empty(0)]) / rows,
+        _quantiles(encoded[:, list(schema.ranked)]).ravel(),
     )
+
+
+def _quantiles(values: np.ndarray) -> np.ndarray:
+    """The lower quantiles of each column, [columns, levels]; 0 without values."""
+    if not values.size:
+        return np.zeros((values.shape[1], len(LEVELS)))
+    last = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
+    place = (LEVELS[:, None] * last).astype(int)
+    return np.nan_to_num(np.take_along_axis(np.sort(values, axis=0), place, 0).T)
+
+
+def _edges(quantiles: np.ndarray, weights: np.ndarray) -> tuple[float, ...]:
+    """The edges of bins, from quantiles [clients, levels] and the clients' weights."""
+    points, each = quantiles.ravel(), np.repeat(weights / len(LEVELS), len(LEVELS))
+    order = np.argsort(points, kind="stable")
+    below = np.cumsum(each[order])
+    middle = (np.arange(len(LEVELS)) + 0.5) / len(LEVELS)
+    at = np.searchsorted(below, middle * below[-1])
+    return tuple(np.unique(points[order][at]).tolist())
 
 
 def _without_outliers(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -347,6 +395,7 @@ def sizes(schema: Schema) -> dict[str, int]:
     """How many numbers each part of ``Statistics`` but the rows has."""
     quantities, categories = _places(schema)
     return {
+        "quantiles": len(schema.ranked) * len(LEVELS),
         "present": len(schema.kept),
         "mean": len(quantities),
         "rest": len(quantities),
@@ -359,7 +408,7 @@ def finish(schema: Schema, clients: Sequence[Statistics]) -> Preprocessing:
     """The preprocessing of the statistics of all clients."""
     rows = np.array([one.rows for one in clients], np.float64)
     weights = rows / max(rows.sum(), 1.0)
-    present, means, rests, variances, shares = (
+    present, means, rests, variances, shares, quantiles = (
         np.stack(parts) for parts in zip(*(one[1:] for one in clients), strict=True)
     )
     quantities, categories = _places(schema)
@@ -379,6 +428,10 @@ def finish(schema: Schema, clients: Sequence[Statistics]) -> Preprocessing:
     parts = iter((weights @ shares).tolist())
     for place, size in categories.items():
         fitted[place] = fitted[place]._replace(shares=tuple(islice(parts, size)))
+    for number, place in enumerate(schema.ranked):
+        own = quantiles[:, number * len(LEVELS) : (number + 1) * len(LEVELS)]
+        edges = _edges(own, weights * present[:, place])
+        fitted[place] = fitted[place]._replace(edges=edges)
     return Preprocessing(schema, tuple(fitted))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from fedblend.data.dataset import AbsentColumnError, DataError
 from fedblend.data.preprocess.columns import (
     PERIODS,
+    SCALED,
     Column,
     Encoding,
     Found,
@@ -59,6 +60,8 @@ class Schema(NamedTuple):
     """Every column of a raw table, dropped ones too."""
 
     columns: tuple[Column, ...]
+    ranks: bool = False
+    """Whether inputs with the rank of every number follow; see ``preprocessing``."""
 
     @property
     def kept(self) -> tuple[Column, ...]:
@@ -73,7 +76,17 @@ class Schema(NamedTuple):
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the inputs."""
-        return tuple(name for one in self.kept for name in one.features)
+        names = [name for one in self.kept for name in one.features]
+        ranked = [self.kept[place].name for place in self.ranked]
+        return (*names, *(f"{name} rank" for name in ranked))
+
+    @property
+    def ranked(self) -> tuple[int, ...]:
+        """The places of the kept columns whose ranks are inputs."""
+        if not self.ranks:
+            return ()
+        scaled = (one.encoding in SCALED for one in self.kept)
+        return tuple(place for place, one in enumerate(scaled) if one)
 
     @property
     def width(self) -> int:

@@ -196,6 +196,11 @@ def _declare_columns(
     graph: OnnxGraph, preprocessing: Preprocessing
 ) -> tuple[list[Any], str]:
     """The inputs of a raw table, and the tensor that its preprocessing computes."""
+    if preprocessing.schema.ranks:
+        raise ExportError(
+            "onnx: there is no rule for ranks of numbers, which the model reads; --to "
+            "safetensors exports every model"
+        )
     graph.rows = _rows(graph, preprocessing.columns[0])
     declared, parts = [], []
     for column, fitted in zip(

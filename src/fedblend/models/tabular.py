@@ -1,0 +1,107 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A small network for tables, on piecewise-linear inputs.
+
+A number enters three times: standardized, in the scores, which are linear in it beside
+what the network adds; standardized, in the network; and in the network as ``BINS``
+entries ``clip((x - a) / (b - a), 0, 1)``, one for each bin from a to b between
+quantiles. So a network that is small bends where the rows are, whatever the unit of a
+column is.
+
+Preprocessing has the quantiles. It makes of each number its rank r, the place among the
+edges of the bins; entry k of the bins is then ``clip(r - k, 0, 1)``, and the model has
+no constants of the data: see ``data.preprocess``.
+
+References:
+    Gorishniy, Rubachev, Babenko. On Embeddings for Numerical Features in Tabular Deep
+    Learning. NeurIPS 2022. https://arxiv.org/abs/2203.05556
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+
+from fedblend.checks import COUNT, gate
+from fedblend.data.preprocess.preprocessing import BINS
+from fedblend.models.feedforward import Affine, Mlp, affine, flatten, linear
+from fedblend.models.model import Model, flat, model, of_halves
+
+HIDDEN = (64, 64)
+"""Widths of the layers."""
+
+
+def hidden_features(
+    params: Mlp,
+    rows: jax.Array,
+    ranks: int,
+    drop: Callable[[int, jax.Array], jax.Array] = lambda place, here: here,
+) -> jax.Array:
+    """What the last layer reads: the network's features, then the inputs but ranks.
+
+    Args:
+        params: of ``tabular``.
+        rows: of inputs.
+        ranks: how many of the last inputs are ranks.
+        drop: what becomes of the features of each layer while training.
+    """
+    inputs = flatten(rows, params.last.weight.dtype)
+    plain, places = jnp.split(inputs, [inputs.shape[1] - ranks], axis=1)
+    below = jnp.arange(BINS, dtype=places.dtype)[None, None]
+    bins = jnp.clip(places[:, :, None] - below, 0, 1)
+    here = jnp.concatenate([plain, bins.reshape(len(inputs), -1)], axis=1)
+    for place, layer in enumerate(params.hidden):
+        here = drop(place, jax.nn.relu(linear(layer, here)))
+    return jnp.concatenate([here, plain], axis=1)
+
+
+@model("small network for tables, on ranks of numbers", flat)
+@gate(inputs=COUNT, outputs=COUNT)
+def tabular(
+    inputs: int,
+    outputs: int,
+    *,
+    ranks: int = 0,
+    hidden: Sequence[int] = HIDDEN,
+    dtype=jnp.float32,
+) -> Model:
+    """A small network for tables; see the module's text.
+
+    Args:
+        inputs: number of entries of a row, ranks too.
+        outputs: number of scores or values of a row.
+        ranks: how many of the last entries are ranks of numbers, in bins; without any
+            the network sees the inputs as they are.
+        hidden: widths of the hidden layers.
+        dtype: of the parameters.
+
+    Hidden weights start as He's normal, all others at zero: the first prediction is
+    that of a linear model before its first step.
+
+    Example:
+        >>> import jax
+        >>> model = tabular(5, 1, ranks=2, hidden=(8,))
+        >>> params = model.init(jax.random.key(0))
+        >>> params.hidden[0].weight.shape, params.last.weight.shape
+        ((8, 35), (1, 11))
+    """
+    plain, start = inputs - ranks, initializers.he_normal()
+    widths = (plain + BINS * ranks, *hidden)
+
+    def init(key):
+        layers = [
+            affine(start, jax.random.fold_in(key, place), before, after, dtype)
+            for place, (before, after) in enumerate(pairwise(widths))
+        ]
+        weight = jnp.zeros((outputs, widths[-1] + plain), dtype)
+        return Mlp(tuple(layers), Affine(weight, jnp.zeros((outputs,), dtype)))
+
+    def features(params, rows):
+        return hidden_features(params, rows, ranks)
+
+    def head(params, values):
+        return linear(params.last, values)
+
+    return of_halves(init, features, head)
