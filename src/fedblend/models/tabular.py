@@ -96,7 +96,7 @@ def tabular(
             for place, (before, after) in enumerate(pairwise(widths))
         ]
         weight = jnp.zeros((outputs, widths[-1] + plain), dtype)
-        return Mlp(tuple(layers), Affine(weight, jnp.zeros((outputs,), dtype)))
+        return Mlp(tuple(layers), (), Affine(weight, jnp.zeros((outputs,), dtype)))
 
     def features(params, rows):
         return hidden_features(params, rows, ranks)
