@@ -9,11 +9,11 @@ from fedblend.report.tables import (
     Cell,
     MeasureColumn,
     MethodTable,
-    bits_text,
     escaped,
+    human_bits,
     latex,
     markdown,
-    reached,
+    mean_to_target,
 )
 
 VALUES = {"a_b": [0.90, 0.92], "c|d": [0.80, 0.86]}
@@ -67,16 +67,16 @@ def test_a_value_that_is_not_finite_is_named():
     ("bits", "text"), [(0, "0 bit"), (999, "999 bit"), (12_300, "12.3 kbit")]
 )
 def test_bits_have_units(bits, text):
-    assert bits_text(bits) == text
+    assert human_bits(bits) == text
 
 
 def test_a_target_that_some_seeds_miss_is_not_reached():
     there = {"reached": True, "round": 10, "bits_up": 2e6}
     missed = {"reached": False, "round": None, "bits_up": None}
-    assert reached([there, {**there, "round": 15}], "round") == "12.5"
-    assert reached([there], "bits_up") == "2 Mbit"
-    assert reached([there, missed], "round") == "not reached (1 of 2 seeds)"
-    assert reached([missed], "round") == "not reached"
+    assert mean_to_target([there, {**there, "round": 15}], "round") == "12.5"
+    assert mean_to_target([there], "bits_up") == "2 Mbit"
+    assert mean_to_target([there, missed], "round") == "not reached (1 of 2 seeds)"
+    assert mean_to_target([missed], "round") == "not reached"
 
 
 def test_special_signs_of_latex():

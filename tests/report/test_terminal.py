@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedblend.report.terminal import human_bits, plot, show
+from fedblend.report.tables import human_bits
+from fedblend.report.terminal import LEVELS, WIDTH, curve_signs, show
 from fedblend.stats.gains import GainSummary
 
 NOBODY = GainSummary(0, 0, 0, 0, 1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
@@ -44,7 +45,7 @@ def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
     assert "0.8555" in text
     assert "up 4 kbit (1 kbit a client), down 2 Mbit (500 kbit a client)" in text
     assert "compiling 2.00 s" in text
-    assert any(0x2800 < ord(message) < 0x2900 for message in text)
+    assert f"personal {LEVELS[-2]}" in text or "█ 0.8155 to 0.8555" in text
 
 
 def test_clients_are_counted_over_all_seeds_together(rows, summaries):
@@ -99,21 +100,9 @@ def test_bits_are_readable(bits, said):
     assert human_bits(bits) == said
 
 
-def test_a_rising_line_goes_from_bottom_left_to_top_right():
-    text = plot({"a": ([0, 1], [0, 1])}, {"a": "red"}, width=4, height=2)
-    top, bottom, axis = text.plain.split("\n")
-    assert top.startswith("        1 ┤")
-    assert bottom.startswith("        0 ┤")
-    assert axis.split() == ["0", "1"]
-    empty = chr(0x2800)
-    assert top[11:13] == 2 * empty
-    assert empty not in top[13:]
-    assert bottom[13:] == 2 * empty
-    assert empty not in bottom[11:13]
-
-
-def test_a_flat_line_gaps_and_terminals_without_braille():
-    flat = plot({"a": ([0, 1, 2], [3, 3, 3])}, {"a": ""}, 4, 1, braille=False)
-    assert "****" in flat.plain
-    gap = ([0.0, 1.0], [np.nan, np.nan])
-    assert plot({"a": gap}, {"a": ""}).plain == "nothing to plot"
+def test_a_curve_rises_keeps_its_level_and_has_gaps():
+    assert curve_signs(np.arange(8.0), (0.0, 7.0), LEVELS) == LEVELS
+    assert curve_signs(np.full(3, 3.0), (3.0, 3.0), LEVELS) == LEVELS[0] * 3
+    assert curve_signs(np.array([1.0, np.nan]), (0.0, 1.0), LEVELS) == "█ "
+    long = curve_signs(np.linspace(0, 1, 1000), (0.0, 1.0), LEVELS)
+    assert len(long) == WIDTH and (long[0], long[-1]) == (LEVELS[0], LEVELS[-1])

@@ -84,7 +84,7 @@ def auto(
 
 def _print(found: "AutoResult", place: Path) -> None:
     from fedblend.metrics import main_first
-    from fedblend.report.terminal import human_bits
+    from fedblend.report.tables import human_bits
 
     # Accuracy hides what a rare class needs.
     second = "auc" if "auc" in found.metrics else main_first(found.metrics)[1]

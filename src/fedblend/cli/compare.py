@@ -67,8 +67,8 @@ def compare(
     """Run configurations on the same clients and splits, and compare them.
 
     Every pair of methods is compared client by client on the same test rows; p-values
-    are corrected for all comparisons. The folder has every run, tidy tables as CSV and
-    Parquet, and tables for a paper.
+    are corrected for all comparisons. The folder has every run, tidy tables as CSV, and
+    tables for a paper.
 
     [bold]Examples[/bold]
 

@@ -21,21 +21,14 @@ def plan(
         int | None, option("Find the largest alpha that R rounds allow.", "R")
     ] = None,
     bits: Annotated[
-        str | None,
-        option("Find the largest alpha that B bits allow: 1e6, 2.5Mbit, 3MB.", "B"),
+        float | None, option("Find the largest alpha that B bits allow.", "B")
     ] = None,
     alpha: Annotated[
         float | None, option("Find the rounds and bits that alpha = A needs.", "A")
     ] = None,
     eps: Annotated[float, option("The accuracy: f~ - min f~ at the end.", "E")] = 1e-3,
-    up: Annotated[
-        str | None,
-        option("What a bit up costs, as a number or a speed: 1, 10Mbit/s.", "PRICE"),
-    ] = None,
-    down: Annotated[
-        str | None,
-        option("What a bit down costs, likewise: 0.1, 100Mbit/s.", "PRICE"),
-    ] = None,
+    up: Annotated[float | None, option("Price of a bit up.", "PRICE")] = None,
+    down: Annotated[float | None, option("Price of a bit down.", "PRICE")] = None,
     trials: Annotated[
         bool,
         typer.Option(
@@ -60,11 +53,9 @@ def plan(
 
     fedblend plan flix.toml --alpha 0.3 --eps 1e-4 --up 1 --down 0.1
 
-    fedblend plan flix.toml --alpha 0.3 --up 10Mbit/s --down 100Mbit/s
-
     fedblend plan flix.toml --rounds 50 --no-trials
 
-    fedblend plan flix.toml --bits 20Mbit --format json
+    fedblend plan flix.toml --bits 2e7 --format json
     """
     config = screen.load(file, sets)
     from fedblend.errors import SettingError
@@ -109,12 +100,11 @@ def _print(found: "PlanResult", again: list[str]) -> None:
     several = ("alpha",) if len({row["alpha"] for row in rows}) > 1 else ()
     tried = any(row["median_rounds"] for row in rows)
     basis = "median" if tried else "certified"
-    unit = "seconds" if found.prices.seconds else "cost"
-    heads = ["worst", "certified", "up", "down", f"certified\n{unit}"]
+    heads = ["worst", "certified", "up", "down", "certified\ncost"]
     if tried:
-        heads[2:4] = ["median", "90 %", "up", "down", f"median\n{unit}"]
+        heads[2:4] = ["median", "90 %", "up", "down", "median\ncost"]
     table = screen.table("solver", *several, *heads, right=1)
-    least = 1.0 if found.prices.seconds else rows[0][f"{basis}_cost"]
+    least = rows[0][f"{basis}_cost"]
     for number, row in enumerate(rows):
         if best is None and number and row["name"] != rows[number - 1]["name"]:
             table.add_section()
@@ -149,7 +139,7 @@ def _number(number: int | None) -> str:
 
 
 def _bits(number: float | None) -> str:
-    from fedblend.report.terminal import human_bits
+    from fedblend.report.tables import human_bits
 
     return "-" if number is None else human_bits(number)
 
@@ -165,7 +155,7 @@ def _notes(found: "PlanResult", basis: str) -> list[str]:
             "By the median half of the seeds were done, by 90 % nine of ten; other "
             "seeds chose. > N: given up after N rounds, at twice the cost of the best."
         )
-    if best and not prices.seconds:
+    if best:
         notes.append(
             f"Cost: up {prices.up:g}, down {prices.down:g}; the first row's of {basis} "
             "rounds is 1."

@@ -5,6 +5,7 @@
 import contextlib
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from fedblend.config.config import Config
     from fedblend.runs.run import Step
 
+LIVE = 3.0
+"""Seconds between two reports of a run that goes on."""
+
 
 def run(
     file: ConfigFile,
@@ -48,7 +52,7 @@ def run(
         bool, typer.Option("--resume", help="Continue an interrupted run.")
     ] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Show the report while the run goes on.")
+        bool, typer.Option("--live", help="Write the report while the run goes on.")
     ] = False,
     figures: Annotated[
         str, option("Formats of the figures: png, svg, pdf.", "F,...")
@@ -118,7 +122,7 @@ def _run(
     with (
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
         screen.lasting_interrupt() as stop,
-        live_page(out, config.name) if live else contextlib.nullcontext(),
+        live_page(out) if live else contextlib.nullcontext() as write_live,
         tracked(out, config, track) as note_rows,
         progress(config) as report,
     ):
@@ -127,6 +131,8 @@ def _run(
             stop()
             report(step)
             note_rows()
+            if write_live is not None:
+                write_live()
 
         summary = run_config(
             config,
@@ -180,13 +186,26 @@ def tracked(
 
 
 @contextlib.contextmanager
-def live_page(out: Path, name: str) -> Iterator[None]:
-    """Serve the report of a run while it goes on, and say where."""
-    from fedblend.report.page.live import serve
+def live_page(out: Path) -> Iterator[Callable[[], None]]:
+    """Keep the report of a run up to date; the function writes it, at times."""
+    from fedblend.report.page import write_page
+    from fedblend.runs.run_folder import Folder
 
-    with serve(out, name) as page:
-        screen.note(f"live: {page.url}")
-        yield
+    written, page = 0.0, out / REPORT
+
+    def write() -> None:
+        nonlocal written
+        if Folder(out).metrics.is_file() and time.monotonic() > written + LIVE:
+            if not written:
+                screen.note(f"live: {page.resolve().as_uri()}")
+            write_page([out], page, live=True)
+            written = time.monotonic()
+
+    try:
+        yield write
+    finally:
+        if written:
+            write_page([out], page)
 
 
 def _show_chosen(file: Path, settings: list[str], out: Path) -> None:

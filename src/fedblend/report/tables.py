@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -157,19 +156,20 @@ def _text(cell: Cell, scale: float, decimals: int, sign: str) -> str:
     return f"{mean}{sign}{values.std(ddof=1):.{decimals}f}"
 
 
-def bits_text(bits: float) -> str:
+def human_bits(bits: float) -> str:
     """Bits with a unit.
 
-    >>> bits_text(12_300_000.0), bits_text(0.0)
-    ('12.3 Mbit', '0 bit')
+    >>> human_bits(1248000), human_bits(12)
+    ('1.25 Mbit', '12 bit')
     """
-    for size, letter in UNITS:
-        if bits >= size:
-            return f"{bits / size:.3g} {letter}bit"
-    return f"{bits:g} bit"
+    for unit in ("bit", "kbit", "Mbit", "Gbit"):
+        if bits < 999.5:
+            return f"{bits:.3g} {unit}"
+        bits /= 1000
+    return f"{bits:.3g} Tbit"
 
 
-def reached(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+def mean_to_target(rows: Sequence[Mapping[str, Any]], key: str) -> str:
     """The mean over seeds of the rounds or bits to a target, if all seeds reach it.
 
     Args:
@@ -181,4 +181,4 @@ def reached(rows: Sequence[Mapping[str, Any]], key: str) -> str:
         few = f" ({len(there)} of {len(rows)} seeds)" if there else ""
         return f"not reached{few}"
     mean = float(np.mean(there))
-    return f"{round(mean, 1):g}" if key == "round" else bits_text(mean)
+    return f"{round(mean, 1):g}" if key == "round" else human_bits(mean)

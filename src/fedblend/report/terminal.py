@@ -1,18 +1,18 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run in the terminal: a table of its models, its costs, and a small plot."""
+"""A run in the terminal: a table of its models, its costs, and small curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedblend.report import measures
 from fedblend.report.measures import Row
+from fedblend.report.tables import human_bits
 
 COLORS = {"shared": "blue", "local": "yellow", "personal": "green"}
 COLUMNS = {
@@ -22,12 +22,10 @@ COLUMNS = {
     "worst_tenth": "worst tenth",
     "worst": "worst",
 }
-PLOT_WIDTH = 64
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""The bit of each dot of a braille character, by column and row."""
-
-Series = tuple[ArrayLike, ArrayLike]
-"""The x values and the y values of a line."""
+WIDTH = 40
+"""Signs of a curve at most."""
+LEVELS, PLAIN_LEVELS = "▁▂▃▄▅▆▇█", "_.,-~=*#"
+"""The signs of a curve from low to high, and those of terminals without Unicode."""
 
 
 def show(
@@ -62,23 +60,10 @@ def show(
     for line in lines + _cost_lines(summaries):
         console.print(line, highlight=False)
     if splits and len({row["round"] for row in rows}) > 1:
-        _plot_main_metric(rows, splits[0], console)
+        _print_curves(rows, splits[0], console)
     if "privacy" in together:
         promise = together["privacy"]["sentence"]
         console.print(f"privacy: {promise}", markup=False, soft_wrap=True)
-
-
-def human_bits(bits: float) -> str:
-    """Bits with a unit.
-
-    >>> human_bits(1248000), human_bits(12)
-    ('1.25 Mbit', '12 bit')
-    """
-    for unit in ("bit", "kbit", "Mbit", "Gbit"):
-        if bits < 999.5:
-            return f"{bits:.3g} {unit}"
-        bits /= 1000
-    return f"{bits:.3g} Tbit"
 
 
 def _mean(summaries: Sequence[dict], *path: str) -> float:
@@ -176,61 +161,30 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
     return lines
 
 
-def _plot_main_metric(rows: Sequence[Row], split: str, console: Console) -> None:
+def _print_curves(rows: Sequence[Row], split: str, console: Console) -> None:
+    """The main metric of each model by rounds."""
     metric = measures.list_metrics(rows, split)[0]
     found = measures.curves(rows, split, metric)
-    series = {model: (curve.rounds, curve.mean) for model, curve in found.items()}
-    title = Text(f"{split} {metric}, mean over clients, by rounds:")
-    for model in series:
-        title.append(f" {model}", style=COLORS[model])
-    utf = console.encoding.lower().startswith("utf")
-    width = max(min(PLOT_WIDTH, console.width - 12), 10)
-    console.print(title)
-    console.print(plot(series, COLORS, width, braille=utf))
+    every = np.concatenate([curve.mean for curve in found.values()])
+    ends = np.nanmin(every, initial=np.inf), np.nanmax(every, initial=-np.inf)
+    signs = LEVELS if console.encoding.lower().startswith("utf") else PLAIN_LEVELS
+    console.print(f"{split} {metric}, mean over clients, by rounds:", highlight=False)
+    for model, curve in found.items():
+        drawn = curve_signs(curve.mean, ends, signs)
+        line = Text(f"{model:>9} ").append(drawn, COLORS[model])
+        console.print(line.append(f" {curve.mean[0]:.4g} to {curve.mean[-1]:.4g}"))
 
 
-def plot(
-    series: Mapping[str, Series],
-    colors: Mapping[str, str],
-    width: int = 60,
-    height: int = 10,
-    braille: bool = True,
-) -> Text:
-    """Lines through the points of each series, with the ranges of both axes.
+def curve_signs(values: np.ndarray, ends: tuple[float, float], signs: str) -> str:
+    """A curve as signs, one for each value or, of many, for evenly spaced ones.
 
-    Args:
-        series: by name.
-        colors: of each name; where lines meet, the last one's.
-        width: of the plot, in characters; names and numbers stand around it.
-        height: of the plot, in lines.
-        braille: draw braille characters of two by four dots; else a star each.
+    >>> curve_signs(np.array([0.0, 1.0, np.nan, 0.5]), (0.0, 1.0), "_-#")
+    '_# -'
     """
-    points = [np.asarray(values, float) for values in series.values()]
-    across = np.concatenate([values[0] for values in points])
-    up = np.concatenate([values[1] for values in points])
-    up = up[np.isfinite(up)]
-    if not up.size:
-        return Text("nothing to plot")
-    left, right, low, high = across.min(), across.max(), up.min(), up.max()
-    cells, ink = np.zeros((height, width), int), np.full((height, width), "", object)
-    for name, (x, y) in zip(series, points, strict=True):
-        fine = np.linspace(left, right, 8 * width)
-        fine = fine[(fine >= x.min()) & (fine <= x.max())]
-        level = np.interp(fine, x, y)
-        fine, level = fine[np.isfinite(level)], level[np.isfinite(level)]
-        column = np.rint((fine - left) / ((right - left) or 1) * (2 * width - 1))
-        row = np.rint((high - level) / ((high - low) or 1) * (4 * height - 1))
-        for dot_x, dot_y in zip(column.astype(int), row.astype(int), strict=True):
-            cell = (dot_y // 4, dot_x // 2)
-            cells[cell] |= DOTS[dot_x % 2][dot_y % 4]
-            ink[cell] = colors[name]
-    text = Text()
-    for line in range(height):
-        edge = {0: high, height - 1: low}.get(line)
-        text.append(f"{'' if edge is None else format(edge, '.4g'):>9} ┤")
-        for bits, color in zip(cells[line], ink[line], strict=True):
-            glyph = chr(0x2800 + bits) if braille else " *"[int(bits > 0)]
-            text.append(glyph, style=color or None)
-        text.append("\n")
-    ends = f"{left:.4g}", f"{right:.4g}"
-    return text.append(f"{'':11}{ends[0]}{ends[1]:>{width - len(ends[0])}}")
+    places = np.linspace(0, len(values) - 1, min(len(values), WIDTH)).round()
+    low, high = ends
+    levels = (values[places.astype(int)] - low) / ((high - low) or 1)
+    last = len(signs) - 1
+    return "".join(
+        signs[round(last * level)] if np.isfinite(level) else " " for level in levels
+    )

@@ -2,16 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differences between finished runs, as tables in a folder::
 
-    comparison.json      the runs, the metric, all differences, who is best
-    results              run x seed x split x model x metric, at the end
-    clients              run x seed x client
-    differences          every pair of runs: mean gain, interval, p-values
-    client_differences   every pair of runs x client: gain and interval
-    target               run x seed: rounds and bits until a metric reached a target
-    table.md, table.tex  methods by columns, for a paper
-    figures              PDF, if asked for
-
-Tables are CSV and Parquet.
+results.csv             run x seed x split x model x metric, at the end
+clients.csv             run x seed x client
+differences.csv         every pair of runs: mean gain, interval, p-values
+client_differences.csv  every pair of runs x client: gain and interval
+target.csv              run x seed: rounds and bits until a target is reached
+table.md, table.tex     methods by columns, for a paper
+figures                 PDF, if asked for
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import require
 from fedblend.errors import RunError
 from fedblend.metrics import Spread, over_clients
 from fedblend.report import tables
@@ -28,7 +24,6 @@ from fedblend.report.measures import main_splits, value_at
 from fedblend.report.tables import Cell, MeasureColumn, MethodTable
 from fedblend.runs import run_folder
 from fedblend.runs.paired import (
-    ALONE,
     Contender,
     Difference,
     common_metrics,
@@ -36,7 +31,6 @@ from fedblend.runs.paired import (
     pair_differences,
 )
 from fedblend.runs.run_folder import Folder
-from fedblend.simulation.serialize import write_atomically
 
 MOST_PAIRS = 20
 """Of so many methods all pairs are pair_differences, of more each with the first."""
@@ -148,14 +142,13 @@ def write(
     made = made._replace(table=summary_table(made, found, target))
     clients = client_rows(folders, known)
     names = {row["id"]: row["name"] for row in clients}
-    write_rows(out / "results", made.results)
-    write_rows(out / "clients", clients)
-    write_rows(out / "differences", [one.row() for one in tested])
-    write_rows(out / "client_differences", gain_rows(tested, names))
-    write_rows(out / "target", made.target)
+    write_rows(out / "results.csv", made.results)
+    write_rows(out / "clients.csv", clients)
+    write_rows(out / "differences.csv", [one.row() for one in tested])
+    write_rows(out / "client_differences.csv", gain_rows(tested, names))
+    write_rows(out / "target.csv", made.target)
     run_folder.write_text(out / "table.md", made.markdown())
     run_folder.write_text(out / "table.tex", made.latex())
-    run_folder.write_text(out / "comparison.json", run_folder.as_json(_facts(made)))
     if figures:
         from fedblend.report.figures import plot_comparison
 
@@ -248,21 +241,11 @@ def _cost_columns(made: Comparison, target: TargetValue | None) -> list[MeasureC
         own = [row for row in rows if row["run"] == name]
         for key in heads:
             if target is None:
-                text = tables.bits_text(float(np.mean([row[key] for row in own])))
+                text = tables.human_bits(float(np.mean([row[key] for row in own])))
             else:
-                text = tables.reached(own, key)
+                text = tables.mean_to_target(own, key)
             cells.setdefault(key, {})[name] = Cell(text=text)
     return [MeasureColumn(head, cells[key]) for key, head in heads.items()]
-
-
-def _facts(made: Comparison) -> dict[str, Any]:
-    return {
-        "runs": {name: str(path) for name, path in made.folders.items()},
-        "metrics": list(made.metrics),
-        "alone": ALONE in made.table.rows,
-        "best": dict(made.best),
-        "differences": [one.row() for one in made.differences],
-    }
 
 
 def result_rows(folders: Mapping[str, Path], keys: Keys) -> Rows:
@@ -354,19 +337,12 @@ def gain_rows(found: Sequence[Difference], names: Mapping[int, str]) -> Rows:
     ]
 
 
-def write_rows(stem: Path, rows: Rows) -> None:
-    """Write a table as CSV and as Parquet, whole; nothing where there are no rows."""
-    if not rows:
-        return
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    whole = [{key: _cell(row.get(key)) for key in columns} for row in rows]
-    run_folder.write_table(stem.with_suffix(".csv"), whole)
-    pyarrow = require("pyarrow", "parquet")
-    parquet = require("pyarrow.parquet", "parquet")
-    buffer = pyarrow.BufferOutputStream()
-    by_column = {key: [row[key] for row in whole] for key in columns}
-    parquet.write_table(pyarrow.table(by_column), buffer)
-    write_atomically(stem.with_suffix(".parquet"), buffer.getvalue().to_pybytes())
+def write_rows(path: Path, rows: Rows) -> None:
+    """Write a table, whole; nothing where there are no rows."""
+    if rows:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        whole = [{key: _cell(row.get(key)) for key in columns} for row in rows]
+        run_folder.write_table(path, whole)
 
 
 def _cell(value: Any) -> Any:

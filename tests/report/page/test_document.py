@@ -16,7 +16,7 @@ import pytest
 
 import fedblend.report.page
 from fedblend.errors import RunError
-from fedblend.report.page import document, write_page
+from fedblend.report.page import write_page
 from synthetic_run import write_run
 
 VENDOR = Path(fedblend.report.page.__file__).parent / "vendor"
@@ -147,11 +147,6 @@ def test_a_client_that_is_not_there_is_named(run_folder: Path, tmp_path: Path):
 def test_the_same_folders_make_the_same_file(run_folder: Path, tmp_path: Path):
     one = write_page([run_folder], tmp_path / "a.html").read_bytes()
     assert one == write_page([run_folder], tmp_path / "b.html").read_bytes()
-
-
-def test_the_live_page_may_ask_its_own_server_alone():
-    content = {"title": "t", "live": True, "tone": "open", "verdict": [], "runs": []}
-    assert "connect-src 'self'" in document.document(content)
 
 
 def test_a_number_that_json_has_not_is_one_line(tmp_path):

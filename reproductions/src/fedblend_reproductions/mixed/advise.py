@@ -29,7 +29,7 @@ from fedblend.config.theory_rates import theory_values
 from fedblend.core import Algorithm, Batch
 from fedblend.errors import ConfigError, InputError
 from fedblend.metrics import mean_loss
-from fedblend.report.terminal import human_bits
+from fedblend.report.tables import human_bits
 from fedblend.runs.tune import rebuild
 from fedblend.simulation.compile import compile_cache
 from fedblend.simulation.simulate import set_up

@@ -50,7 +50,7 @@ def page_content(
         paths: folders of runs.
         verdict: sentences to show on top instead of those from the summaries.
         metric: the metric of the verdict, shown first; the main one if None.
-        live: the page asks for new content while the run goes on.
+        live: the run goes on, and the page reads itself again.
     """
     kept = None if verdict else kept_verdict(paths)
     if kept is None:

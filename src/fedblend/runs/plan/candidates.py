@@ -10,19 +10,17 @@ Bits are those that a run counts, plus the last broadcast, that of the model to 
 They come from the shapes of messages; one of variable length counts with its largest.
 A mean of different masks is dense, and so is what the server sends.
 
-Prices are relative: a number for a bit up and one for a bit down. Of speeds, the cost
-is the time that messages take, clients side by side, one way after the other, without
-latency and computation.
+Prices are relative: a number for a bit up and one for a bit down.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
 
+from fedblend.checks import NOT_NEGATIVE
 from fedblend.config import theory_rates, toml
 from fedblend.config.build import Method, method
 from fedblend.config.config import Config, check
@@ -281,11 +279,10 @@ class Traffic(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Of a bit, up and down; ``seconds`` where they come from speeds."""
+    """Of a bit, up and down."""
 
     up: float = 1.0
     down: float = 1.0
-    seconds: bool = False
 
 
 SAME = Prices()
@@ -308,7 +305,6 @@ class Ways(NamedTuple):
     down: Traffic
     at_most: bool
     """They are upper bounds, because messages vary in length."""
-    clients: int
     prices: Prices
 
     @property
@@ -317,10 +313,9 @@ class Ways(NamedTuple):
         return Traffic(*map(sum, zip(self.up, self.down, strict=True)))
 
     def price(self, rounds: float) -> Price:
-        """Of this many rounds, which need not be whole: a sum of prices, or seconds."""
+        """Of this many rounds, which need not be whole."""
         up, down = self.up.spent(rounds), self.down.spent(rounds)
         cost = self.prices.up * up + self.prices.down * down
-        cost = cost / self.clients if self.prices.seconds else cost
         return Price(cast(int, rounds), up, down, cost)
 
     def rounds_within(self, cost: float) -> float:
@@ -348,7 +343,6 @@ def ways(found: Problem, config: Config, prices: Prices = SAME) -> Ways:
         Traffic(clients * sizes.join, clients * up, clients * more),
         Traffic(clients * (sizes.params + last), clients * sizes.down, clients * first),
         has_ragged(usual.shapes.up),
-        clients,
         prices,
     )
 
@@ -365,56 +359,14 @@ def _largest_bits(message: PyTree) -> int:
     return static_bits(jax.tree.map(largest, message, is_leaf=is_ragged))
 
 
-THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)"
-
-
-def parse_prices(up: float | str | None, down: float | str | None) -> Prices:
-    """The prices in two numbers or texts: 1 and 0.1, or "10Mbit/s" and "100Mbit/s".
-
-    >>> parse_prices(1, "0.1")
-    Prices(up=1.0, down=0.1, seconds=False)
-    >>> parse_prices("10Mbit/s", "100Mbit/s").up
-    1e-07
-    """
+def check_prices(up: float | None, down: float | None) -> Prices:
+    """The prices of both ways; 1 for both if neither is given."""
     if up is None and down is None:
-        return Prices()
-    found = []
-    for name, text in (("up", up), ("down", down)):
-        if text is None:
+        return SAME
+    for name, price in (("up", up), ("down", down)):
+        if price is None:
             raise SettingError(name, "is missing; give the prices of both ways")
-        allowed = "a price from 0 on, or a speed above 0 such as 10Mbit/s"
-        value, unit = _number(name, text, "/s", allowed)
-        if unit and not value:
-            raise UserError(name, text, allowed)
-        found.append((1 / value if unit else value, unit))
-    (first, is_speed), (second, also_speed) = found
-    if is_speed != also_speed:
-        both = f"{up} and {down}"
-        raise UserError("up, down", both, "two prices, or two speeds", both)
-    if first == second == 0:
+        NOT_NEGATIVE(name, price)
+    if up == down == 0:
         raise UserError("up, down", 0, "a pair of prices of which one is above 0")
-    return Prices(first, second, is_speed)
-
-
-def parse_bits(bits: float | str) -> float:
-    """A number of bits, with or without a unit.
-
-    >>> parse_bits(1e6), parse_bits("2.5Mbit"), parse_bits("3 kB")
-    (1000000.0, 2500000.0, 24000.0)
-    """
-    units = ", ".join(f"{prefix}bit, {prefix}B" for prefix in THOUSANDS)
-    allowed = f"a number of bits from 0 on, with or without one of {units}"
-    return _number("bits", bits, "", allowed)[0]
-
-
-def _number(
-    name: str, given: float | str, end: str, allowed: str
-) -> tuple[float, bool]:
-    """A number in bits, or bits per second, and whether it had a unit."""
-    unit = rf"([kMGT]?)(bit|B){end}"
-    match = re.fullmatch(rf"\s*{NUMBER}\s*(?:{unit})?\s*", str(given))
-    if match is None or math.isinf(float(match[1])):
-        raise UserError(name, given, allowed)
-    size = THOUSANDS[match[2] or ""] * (8 if match[3] == "B" else 1)
-    return float(match[1]) * size, bool(match[3])
+    return Prices(cast(float, up), cast(float, down))

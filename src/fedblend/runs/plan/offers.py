@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.checks import FRACTION, POSITIVE, WHOLE
+from fedblend.checks import FRACTION, NOT_NEGATIVE, POSITIVE, WHOLE
 from fedblend.config.build import Method
 from fedblend.config.config import Config, load
 from fedblend.config.theory_rates import rates
@@ -42,11 +42,10 @@ from fedblend.runs.plan.candidates import (
     SolverOptions,
     Ways,
     candidates,
+    check_prices,
     config_of,
     file_solvers,
     method_for,
-    parse_bits,
-    parse_prices,
     run_of,
     ways,
 )
@@ -435,10 +434,10 @@ def plan(
     *,
     alpha: float | None = None,
     rounds: int | None = None,
-    bits: float | str | None = None,
+    bits: float | None = None,
     eps: float = 1e-3,
-    up: float | str | None = None,
-    down: float | str | None = None,
+    up: float | None = None,
+    down: float | None = None,
     trials: bool = True,
     sets: Iterable[str] = (),
 ) -> PlanResult:
@@ -451,10 +450,10 @@ def plan(
         config: of FLIX with a linear model, or its TOML file.
         alpha: find the rounds and bits that it needs.
         rounds: find the largest alpha that they allow.
-        bits: find the largest alpha that they allow: 1e6, "2.5Mbit", "3MB".
+        bits: find the largest alpha that they allow.
         eps: the accuracy, f~ - min f~ at the end.
-        up: price of a bit up, as a number or a speed: 1, "10Mbit/s"; 1 if None.
-        down: price of a bit down, likewise.
+        up: price of a bit up; 1 if both are None.
+        down: price of a bit down.
         trials: run every solver until it has arrived, to count its rounds.
         sets: settings ``key=value`` for the file.
 
@@ -465,13 +464,13 @@ def plan(
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise SettingError(" and ".join(names), "give only one of them")
-    rules = {"alpha": FRACTION, "rounds": WHOLE, "bits": lambda _, of: parse_bits(of)}
+    rules = {"alpha": FRACTION, "rounds": WHOLE, "bits": NOT_NEGATIVE}
     asked: Any = {name: rules[name](name, given[name]) for name in names}
     POSITIVE("eps", eps)
     if not names and (up, down) != (None, None):
         needed = "choose among solvers; give alpha, rounds or bits too"
         raise SettingError("up, down", needed)
-    prices = parse_prices(up, down)
+    prices = check_prices(up, down)
     if not isinstance(config, Config):
         config = load(Path(config), sets)
     require_resolved("eps", eps, config.run.precision)

@@ -91,24 +91,13 @@ function onPaper(state) {
   });
 }
 
-// Ask a live run for its content; end when it is finished.
-async function follow(state, version) {
-  const word = document.getElementById("kind");
-  try {
-    const answer = await fetch(`content?after=${version}`, { cache: "no-store" });
-    if (answer.status === 200) {
-      const fresh = await answer.json();
-      version = fresh.version;
-      Object.entries(firstState(fresh.content)).forEach(([key, value]) => { if (state[key] === undefined || state[key] === null) state[key] = value; });
-      show(fresh.content, state);
-      word.textContent = fresh.content.live ? "fedblend report · live" : "fedblend report · finished";
-      if (!fresh.content.live) return;
-    }
-  } catch {
-    word.textContent = "fedblend report · the run has ended";
-    return;
-  }
-  setTimeout(() => follow(state, version), 1000);
+// Read the file of a run that goes on again, with what the reader has chosen.
+function followRun(state, chosen) {
+  document.getElementById("kind").textContent = "fedblend report · live";
+  setTimeout(() => {
+    history.replaceState(Object.fromEntries(chosen.map((key) => [key, state[key]])), "");
+    location.reload();
+  }, 3000);
 }
 
 async function begin() {
@@ -120,12 +109,14 @@ async function begin() {
     return;
   }
   const content = await unpacked(document.getElementById("content").textContent);
-  const state = content.only ? {} : firstState(content);
+  const first = content.only ? {} : firstState(content);
+  const before = Object.entries(history.state ?? {}).filter(([, value]) => value !== undefined && value !== null);
+  const state = { ...first, ...Object.fromEntries(before) };
   onPaper(state);
   if (content.only) showOne(content);
   else show(content, state);
   document.documentElement.dataset.ready = "yes";
-  if (content.live) follow(state, "");
+  if (content.live) followRun(state, Object.keys(first));
 }
 
 begin();
