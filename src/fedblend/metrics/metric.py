@@ -23,8 +23,12 @@ Measure = Callable[[PyTree, Batch], jax.Array]
 """``measure(model, batch)``: a number for one client, NaN where it is not defined."""
 RowMeasure = Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
 """``measure(model, batch)``: the number, and the numbers of rows whose mean it is."""
-OutputMeasure = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""``measure(outputs, targets, mask)``: the number, and the numbers of rows."""
+RowValues = Callable[[jax.Array, jax.Array], jax.Array]
+"""``values(outputs, targets)``: the number of each row."""
+WeightedMeasure = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""``measure(outputs, targets, weights)``: the number; a row counts by its weight."""
+Counts = Callable[[jax.Array], jax.Array]
+"""``counts(targets)``: the rows with a target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,35 +99,49 @@ ranking = partial(score, always_defined=False)
 """How well scores order the rows: not defined where all rows are of one class."""
 
 
-def of_outputs(
-    make: Callable[..., Metric], apply: Apply, measure: OutputMeasure
-) -> Metric:
-    """A metric from ``measure(outputs, targets, mask)`` of ``(inputs, targets)``."""
-
-    def outputs(model, rows):
-        inputs, _ = rows
-        return predict(apply, model, inputs)
-
-    def finish(outputs, rows, mask):
-        _, targets = rows
-        return measure(outputs, targets, mask)
-
-    return metric_of_rows(make, RowByRow(outputs, finish))
-
-
-def of_outputs_without_rows(
+def mean_of_rows(
     make: Callable[..., Metric],
     apply: Apply,
-    measure: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    values: RowValues,
+    counts: Counts | None = None,
 ) -> Metric:
-    """As ``of_outputs``, where single rows have no number of their own."""
+    """A metric that is the mean of ``values`` over the rows that count."""
 
-    def value(model, batch):
-        inputs, targets = batch.rows
-        outputs = predict(apply, model, inputs)
-        return measure(outputs, targets, row_mask(batch, outputs))
+    def finish(outputs, rows, mask):
+        return mean_and_rows(values(outputs, rows[1]), _count(counts, rows[1], mask))
 
-    return make(value)
+    return metric_of_rows(make, RowByRow(_predict(apply), finish))
+
+
+def mean_of_all(
+    make: Callable[..., Metric],
+    apply: Apply,
+    measure: WeightedMeasure,
+    counts: Counts | None = None,
+) -> Metric:
+    """A metric of all rows together; a row brings its pseudo-value.
+
+    That is the number, and how it changes with the weight of the row. The mean over
+    rows is the number, and its standard error that of the number (the infinitesimal
+    jackknife; for the area under the curve DeLong et al., 1988).
+    """
+
+    def finish(outputs, rows, mask):
+        mask = _count(counts, rows[1], mask)
+        wide = jnp.promote_types(outputs.dtype, jnp.float32)
+        known = jax.value_and_grad(lambda weights: measure(outputs, rows[1], weights))
+        value, slopes = known(mask.astype(wide))
+        return value, jnp.where(mask, value + mask.sum() * slopes, jnp.nan)
+
+    return metric_of_rows(make, RowByRow(_predict(apply), finish))
+
+
+def _count(counts: Counts | None, targets: jax.Array, mask: jax.Array) -> jax.Array:
+    return mask if counts is None else mask & counts(targets)
+
+
+def _predict(apply: Apply) -> Callable[[PyTree, PyTree], jax.Array]:
+    return lambda model, rows: predict(apply, model, rows[0])
 
 
 def metric_of_rows(make: Callable[..., Metric], both: RowMeasure) -> Metric:
@@ -163,11 +181,15 @@ def row_mask(batch: Batch, rows: jax.Array) -> jax.Array:
     return batch.mask.astype(bool)
 
 
-def mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean over the rows that count, whatever stands in the others."""
-    count = mask.sum()
-    total = jnp.where(mask, values, 0).sum()
-    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
+def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """The weighted mean; whatever stands where the weight is zero, NaN too."""
+    total = (weights * jnp.where(weights > 0, values, 0)).sum()
+    return ratio(total, weights.sum())
+
+
+def ratio(part: jax.Array, whole: jax.Array) -> jax.Array:
+    """``part / whole``, NaN where the whole is zero."""
+    return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), jnp.nan)
 
 
 def mean_and_rows(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
