@@ -69,7 +69,7 @@ def members(name: str, module: ModuleType) -> list[Entry]:
 
 def exported(module: ModuleType) -> Iterator[str]:
     """The names that a module imports to export them: ``import name as name``."""
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom):
             yield from (one.name for one in node.names if one.name == one.asname)
 

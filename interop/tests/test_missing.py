@@ -4,6 +4,9 @@
 
 import sys
 
+import equinox
+import jax
+import numpy as np
 import pytest
 
 import fedblend as fb
@@ -21,23 +24,57 @@ def missing(monkeypatch):
     monkeypatch.delitem(vars(fb), "trackers", raising=False)
 
 
-def test_trackers_name_their_extra(missing):
-    line = "^fb.trackers: needs fedblend-interop: pip install 'fedblend.trackers.'$"
-    with pytest.raises(InputError, match=line):
-        fb.trackers.tensorboard  # noqa: B018
-    assert "trackers" not in fb.__all__, "import * would fail"
+def line(what: str, extra: str) -> str:
+    return f"{what}: needs fedblend-interop: pip install 'fedblend[{extra}]'"
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("models.from_torch", "torch"),
+        ("models.to_torch", "torch"),
+        ("models.state_dict", "torch"),
+        ("models.from_flax", "models"),
+        ("models.from_equinox", "models"),
+        ("models.from_keras", "keras"),
+        ("trackers", "trackers"),
+    ],
+)
+def test_functions_name_their_extra(missing, name, extra):
+    *parts, last = name.split(".")
+    place = getattr(fb, parts[0]) if parts else fb
+    with pytest.raises(InputError) as told:
+        getattr(place, last)
+    assert str(told.value) == line(f"fb.{name}", extra)
+
+
+def test_import_star_does_not_need_it(missing):
+    assert "trackers" not in fb.__all__
+
+
+def test_modules_of_a_configuration_name_their_extra(missing):
+    layer = equinox.nn.Linear(2, 2, key=jax.random.key(0))
+    with pytest.raises(InputError) as told:
+        fb.models.model_from(lambda: layer, (2,))
+    assert str(told.value) == line("a module of equinox", "models")
+    pair = fb.models.model_from(lambda: (lambda key: key, lambda params, x: x), (2,))
+    assert pair.apply(None, 3) == 3
 
 
 def test_commands_name_their_extra(missing, write, tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "draw", lambda *arguments: None)
-    out = tmp_path / "run"
+    out, file = tmp_path / "run", tmp_path / "shared.onnx"
+    file.write_bytes(b"")
+    np.savez(rows := tmp_path / "rows.npz", x=np.zeros((2, 64)))
+    export = ["export", str(out), "--shared"]
     assert main(["run", str(write(tiny)), "--out", str(out)]) == 0
     capsys.readouterr()
-    for command, line in (
-        (
-            ["track", str(out), "--to", "tensorboard"],
-            "error: trackers: needs fedblend-interop: pip install 'fedblend[trackers]'",
-        ),
+    for command, said in (
+        (["track", str(out), "--to", "tensorboard"], line("trackers", "trackers")),
+        ([*export, "--to", "onnx"], line("export: onnx", "onnx")),
+        ([*export, "--to", "torch"], line("export: torch", "torch")),
+        (["predict", str(file), str(rows)], line("shared.onnx", "onnx")),
     ):
         assert main(command) == 2
-        assert capsys.readouterr().err.strip() == line
+        assert capsys.readouterr().err == f"error: {said}\n"
+    assert main([*export, "--to", "safetensors"]) == 0

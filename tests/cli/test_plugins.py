@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of other distributions, with and without the distribution."""
 
+import ast
 import importlib
-import re
 import tomllib
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import typer
 from fedblend import cli
 from fedblend.cli.plugins import PLUGINS
 from fedblend.data.datasets import DATASETS
+from test_architecture import imports, without_types
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +90,10 @@ def test_the_wheel_of_fedblend_has_no_other_distribution():
     assert targets["wheel"] == {"packages": ["src/fedblend"]}
     others = {"/adapters", "/federation", "/interop", "/reproductions"}
     assert others <= set(targets["sdist"]["include"])
-    imported = re.compile(r"^\s*(from|import) fedblend_", re.M)
     sources = (ROOT / "src" / "fedblend").rglob("*.py")
-    assert not [path for path in sources if imported.search(path.read_text())]
+    imported = {
+        (path.name, name)
+        for path in sources
+        for name in imports(without_types(ast.parse(path.read_text())))
+    }
+    assert not [pair for pair in imported if pair[1].startswith("fedblend_")]

@@ -16,9 +16,9 @@ from fedblend.config.tables.model import model_of
 from fedblend.core import Down
 from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError
-from fedblend.runs.export.onnx_file import onnx_file
-from fedblend.runs.export.onnx_graph import ExportError
-from fedblend.runs.export.torch_names import state_dict
+from fedblend_interop.onnx_file import onnx_file
+from fedblend_interop.onnx_graph import ExportError
+from fedblend_interop.torch_names import state_dict
 
 COUNTS, DIM, WIDTH, CLASSES, K, GRID, HELD_OUT = (23, 12, 30, 1), 4, 3, 3, 4, 6, 0.3
 KEY = jax.random.key(1)

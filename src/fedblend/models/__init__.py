@@ -1,7 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models: plain JAX ones, by name or by builder, and those of other frameworks."""
+"""Models: plain JAX ones, by name or by builder, and those of other libraries.
 
+What other libraries need is in the distribution fedblend-interop, and is imported when
+it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from fedblend.data.dataset import require
 from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.derived import Ensemble as Ensemble
 from fedblend.models.derived import Shifted as Shifted
@@ -17,26 +24,37 @@ from fedblend.models.feedforward import large_cnn as large_cnn
 from fedblend.models.feedforward import logistic as logistic
 from fedblend.models.feedforward import mlp as mlp
 from fedblend.models.feedforward import softmax as softmax
-from fedblend.models.interop.frameworks import SWITCHES as SWITCHES
-from fedblend.models.interop.frameworks import from_equinox as from_equinox
-from fedblend.models.interop.frameworks import from_flax as from_flax
-from fedblend.models.interop.frameworks import from_keras as from_keras
-from fedblend.models.interop.frameworks import model_from as model_from
-from fedblend.models.interop.torch_module import from_torch as from_torch
-from fedblend.models.interop.torch_module import state_dict as state_dict
-from fedblend.models.interop.torch_module import to_torch as to_torch
 from fedblend.models.model import MODELS as MODELS
 from fedblend.models.model import Model as Model
 from fedblend.models.model import ModelInfo as ModelInfo
 from fedblend.models.model import build as build
+from fedblend.models.model import model_from as model_from
 from fedblend.models.parts import find_part as find_part
 from fedblend.models.tabular import tabular as tabular
 from fedblend.models.transformer import text_classifier as text_classifier
 from fedblend.models.transformer import transformer as transformer
 from fedblend.models.transformer_layers import Prefixed as Prefixed
 
+if TYPE_CHECKING:
+    from fedblend_interop.frameworks import from_equinox as from_equinox
+    from fedblend_interop.frameworks import from_flax as from_flax
+    from fedblend_interop.frameworks import from_keras as from_keras
+    from fedblend_interop.torch_module import from_torch as from_torch
+    from fedblend_interop.torch_module import state_dict as state_dict
+    from fedblend_interop.torch_module import to_torch as to_torch
 
-def __getattr__(name: str) -> object:
+_EXTRAS = dict.fromkeys(("from_torch", "state_dict", "to_torch"), "torch") | {
+    "from_equinox": "models",
+    "from_flax": "models",
+    "from_keras": "keras",
+}
+"""The functions of fedblend-interop, and the extra that brings what each needs."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXTRAS:
+        needed = f"fb.models.{name}", "fedblend-interop", _EXTRAS[name]
+        return getattr(require("fedblend_interop.frameworks", *needed), name)
     if name in ("load_transformer", "save_transformer"):
         raise AttributeError(
             f"fb.models.{name}: public weights are read by transformers, and "

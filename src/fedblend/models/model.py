@@ -25,11 +25,13 @@ Its options are the builder's keyword arguments.
 
 import inspect
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from fedblend.core import Key, PyTree
-from fedblend.errors import hint
+from fedblend.data.dataset import require
+from fedblend.errors import InputError, hint
 from fedblend.mixing import Apply
 from fedblend.registry import Registry
 
@@ -140,3 +142,77 @@ def build(name: str, shape: Shape, outputs: int, **options: Any) -> Model:
                 f"{name}: no option {option!r}; {hint(option, info.options)}"
             )
     return info.builder(*info.arguments(shape, outputs), **options)
+
+
+SWITCHES = ("dropout", "freeze_batch_norm")
+"""The options that ``model_from`` takes for modules of other libraries."""
+LIBRARIES = {
+    "torch": ("nn.Module", "torch"),
+    "flax": ("nnx.Module", "models"),
+    "equinox": ("Module", "models"),
+    "keras": ("Model", "keras"),
+}
+"""The class of each library's modules, and the extra of fedblend that converts them."""
+NEEDED = (
+    "a Model, a pair (init, apply), or a module of PyTorch, Flax NNX, Equinox or Keras"
+)
+
+
+def model_from(
+    make: Callable[[], Any],
+    shape: Shape,
+    *,
+    integers: bool = False,
+    precision: str = "float32",
+    switches: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model of what a function returns.
+
+    Args:
+        make: the function; for a PyTorch module it is called again for every key, so
+            that each seed has a start of its own.
+        shape: of a row of inputs.
+        integers: rows are numbers of classes or tokens.
+        precision: of PyTorch's parameters.
+        switches: options of the function that converts it, such as ``dropout="off"``.
+
+    Raises:
+        InputError: it returns nothing that is a model.
+    """
+    made, switches = make(), switches or {}
+    library = find_library(made)
+    if library is not None:
+        needed = f"a module of {library}", "fedblend-interop", LIBRARIES[library][1]
+        interop = require("fedblend_interop.frameworks", *needed)
+        return interop.convert_module(
+            library, make, made, shape, integers, precision, switches
+        )
+    for name in switches:
+        raise InputError(f"{name}: is not for {describe(made)}")
+    if isinstance(made, Model):
+        return made
+    if isinstance(made, tuple) and len(made) == 2 and all(map(callable, made)):
+        return Model(*made)
+    raise InputError(f"returned {describe(made)}, which is not {NEEDED}")
+
+
+def find_library(value: Any) -> str | None:
+    """The library whose module a value is; None if it is none.
+
+    A library that is not imported yet is not imported here.
+    """
+    for name, (classes, _) in LIBRARIES.items():
+        kind: Any = sys.modules.get(name)
+        for part in classes.split("."):
+            kind = getattr(kind, part, None)
+        if isinstance(kind, type) and isinstance(value, kind):
+            return name
+    return None
+
+
+def describe(value: Any) -> str:
+    """The kind of a value in words, such as "a torch.Tensor"."""
+    if value is None:
+        return "nothing"
+    home, kind = type(value).__module__, type(value).__qualname__
+    return f"a {kind}" if home == "builtins" else f"a {home}.{kind}"

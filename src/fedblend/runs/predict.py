@@ -6,7 +6,7 @@ Preprocessing is part of the models. TablePredictions are names of classes, numb
 classes without names, or real numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,12 +14,11 @@ import numpy as np
 
 from fedblend.data.dataset import DataError, Task, require
 from fedblend.data.preprocess.preprocessing import Preprocessing
-from fedblend.data.preprocess.values import is_missing, word
 from fedblend.data.readers.read import read_inputs
 from fedblend.data.readers.tables import FILES, RawTable, read_table
 from fedblend.data.readers.targets import labels_of
 from fedblend.errors import RunError
-from fedblend.runs.export.portable import Portable, described, read_portable
+from fedblend.runs.export.portable import read_portable
 
 SUFFIXES = (".safetensors", ".npz", ".onnx")
 """The files that hold a model."""
@@ -91,7 +90,10 @@ def predict_file(
     if not path.is_file():
         raise RunError(f"{path}: no such file")
     if path.suffix == ".onnx":
-        return _onnx(path, source, imports)
+        interop = require(
+            "fedblend_interop.onnx_predict", path.name, "fedblend-interop", "onnx"
+        )
+        return interop.predict_onnx(path, source, imports=imports)
     return predict_all(read_portable(path, imports=imports), source)
 
 
@@ -103,7 +105,7 @@ def table_of(source: Any) -> RawTable | None:
     return None if isinstance(source, np.ndarray) else read_table(source)
 
 
-def _inputs(of: Predictor, source: Any, others: Sequence[str]) -> np.ndarray:
+def encode_rows(of: Predictor, source: Any, others: Sequence[str]) -> np.ndarray:
     """The encoded rows of a source."""
     if isinstance(source, np.ndarray) and of.preprocessing is None:
         return source
@@ -114,7 +116,7 @@ def predict_all(
     of: Predictor, source: Any, others: Sequence[str] = ()
 ) -> TablePredictions:
     """All rows by one model; ``others`` are columns that are no inputs."""
-    return predictions_of(of, of.outputs(_inputs(of, source, others)))
+    return predictions_of(of, of.outputs(encode_rows(of, source, others)))
 
 
 def predict_by_client(
@@ -147,7 +149,7 @@ def predict_by_client(
         raise DataError(f"{table.where}: there are no rows")
     owner = np.array([ids[name] for name in found])
     first = model(int(owner[0]))
-    inputs = _inputs(first, dict(table.columns), others)
+    inputs = encode_rows(first, dict(table.columns), others)
     outputs = first.outputs(inputs)
     for client in np.unique(owner[owner != owner[0]]):
         rows = np.flatnonzero(owner == client)
@@ -181,62 +183,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return " ".join(str(_plain(one)) for one in value)
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _onnx(path: Path, source: Any, imports: bool) -> TablePredictions:
-    """The predictions of an ONNX file, by onnxruntime."""
-    runtime = require("onnxruntime", "an .onnx file", "onnxruntime", "onnx")
-    try:
-        session = runtime.InferenceSession(
-            path.read_bytes(), providers=["CPUExecutionProvider"]
-        )
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise RunError(
-            f"{path}: is no ONNX file that can be run: {text:.120}"
-        ) from None
-    metadata = dict(session.get_modelmeta().custom_metadata_map)
-    if "config" not in metadata:
-        raise RunError(f"{path}: is not a model that fedblend export wrote")
-    of = described(metadata, path, imports=imports)
-    wanted = [one.name for one in session.get_inputs()]
-    inputs = onnx_inputs(of, source, wanted)
-    try:
-        (outputs,) = session.run(["outputs"], inputs)
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise RunError(f"{path}: cannot be run on this table: {text:.120}") from None
-    return predictions_of(of, outputs)
-
-
-def onnx_inputs(
-    of: Portable, source: Any, wanted: list[str]
-) -> Mapping[str, np.ndarray]:
-    """What an exported ONNX file takes, of the rows of a table.
-
-    Args:
-        of: what the file says about the model.
-        source: as of ``predict_table``.
-        wanted: the names of the file's inputs.
-    """
-    dtype = np.int32 if of.takes_numbers else np.float32
-    if of.preprocessing is None:
-        rows = _inputs(of, source, ()).astype(dtype)
-        if wanted == ["inputs"]:
-            return {"inputs": rows}
-        flat = rows.reshape(len(rows), -1)
-        return {name: flat[:, [at]] for at, name in enumerate(wanted)}
-    table = table_of(source)
-    if table is None:
-        raise DataError(f"{source}: a table with columns is needed")
-    fitted = of.preprocessing
-    encoded = fitted.schema.encode(table.columns)
-    found = {}
-    for column, numbers in zip(fitted.schema.kept, encoded.T, strict=True):
-        if column.encoding in ("one_hot", "ordinal"):
-            texts = table.columns[column.name].astype(object)
-            words = ["" if is_missing(one) else word(one) for one in texts.tolist()]
-            found[column.name] = np.array(words, object)[:, None]
-        else:
-            found[column.name] = numbers[:, None]
-    return found

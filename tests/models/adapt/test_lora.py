@@ -24,7 +24,7 @@ from fedblend.models import (
     transformer,
 )
 from fedblend.models.convolution import convolution
-from fedblend.models.interop.torch_module import from_torch
+from fedblend_interop.torch_module import from_torch
 
 RNG = np.random.default_rng(0)
 ROWS = 3

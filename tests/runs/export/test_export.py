@@ -24,12 +24,12 @@ from fedblend.cli import main
 from fedblend.data.dataset import DataError
 from fedblend.errors import InputError, RunError, UserError
 from fedblend.runs.export.export import FORMATS, export_models
-from fedblend.runs.export.onnx_graph import ExportError
-from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
 from fedblend.runs.predict import predict_file
 from fedblend.runs.run_folder import file_words
 from fedblend.simulation.serialize import pack
+from fedblend_interop.onnx_graph import ExportError
+from fedblend_interop.torch_names import state_dict
 
 
 @pytest.fixture(scope="module")

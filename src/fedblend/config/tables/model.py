@@ -35,7 +35,7 @@ from fedblend.errors import ConfigError, InputError, SettingError
 from fedblend.mixing import Apply
 from fedblend.models import MODELS
 from fedblend.models.derived import Products
-from fedblend.models.model import in_unit
+from fedblend.models.model import SWITCHES, in_unit
 from fedblend.theory import constants
 from fedblend.theory.constants import Smoothness
 
@@ -313,7 +313,7 @@ def _import_model(
         options = dict(choice.model_extra or {})
         switches = {
             name: options.pop(name)
-            for name in models.SWITCHES["torch"]
+            for name in SWITCHES
             if name in options and name not in parameters
         }
         if "dtype" in parameters:

@@ -11,18 +11,17 @@ import jax
 
 from fedblend.config.tables.model import loss_name, model_of
 from fedblend.core import PyTree
+from fedblend.data.dataset import require
 from fedblend.errors import RunError, UserError
 from fedblend.mixing import Blend, sum_of_changes
 from fedblend.models.adapt.kinds import Lora, lora, with_frozen
 from fedblend.models.interop.peft import ADAPTER, peft_files
-from fedblend.runs.export.onnx_file import onnx_file
 from fedblend.runs.export.portable import (
     Portable,
     as_npz,
     as_safetensors,
     read_portable,
 )
-from fedblend.runs.export.torch_names import state_dict
 from fedblend.runs.model_card import model_card
 from fedblend.runs.run_folder import file_words, write_text
 from fedblend.runs.saved_run import SavedRun
@@ -31,7 +30,10 @@ from fedblend.trees import precision
 
 
 def _onnx(portable: Portable) -> bytes:
-    return onnx_file(
+    interop = require(
+        "fedblend_interop.onnx_file", "export: onnx", "fedblend-interop", "onnx"
+    )
+    return interop.onnx_file(
         portable.params,
         portable.apply,
         portable.task,
@@ -43,12 +45,15 @@ def _onnx(portable: Portable) -> bytes:
 
 
 def _torch(portable: Portable) -> bytes:
+    interop = require(
+        "fedblend_interop.torch_names", "export: torch", "fedblend-interop", "torch"
+    )
     facts, task = {**portable.facts, "format": "pt"}, portable.task
     if (task.center, task.scale) != (0, 1):
         facts |= {"center": str(task.center), "scale": str(task.scale)}
     if task.log_shift is not None:
         facts["log_shift"] = str(task.log_shift)
-    return pack_named(state_dict(portable.params), facts)
+    return pack_named(interop.state_dict(portable.params), facts)
 
 
 def as_peft(portable: Portable) -> dict[str, bytes]:

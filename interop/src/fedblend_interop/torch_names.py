@@ -31,8 +31,8 @@ from fedblend.mixing import Blend
 from fedblend.models.char_rnn import CharRnn
 from fedblend.models.dual_encoder import DualEncoder
 from fedblend.models.feedforward import Affine, Cnn, Mlp
-from fedblend.runs.export.onnx_graph import ExportError
 from fedblend.trees import leaves_by_path
+from fedblend_interop.onnx_graph import ExportError
 
 Named = dict[str, np.ndarray]
 KINDS = (Affine, Mlp, Cnn, CharRnn, DualEncoder)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.runs.export.onnx_graph import ExportError, OnnxGraph, Rule, Value
-from fedblend.runs.export.onnx_shapes import apart, ints
+from fedblend_interop.onnx_graph import ExportError, OnnxGraph, Rule, Value
+from fedblend_interop.onnx_shapes import apart, ints
 
 SAME = {
     "add": "Add",

@@ -14,8 +14,8 @@ from torch import nn
 import fedblend as fb
 from fedblend import models
 from fedblend.data.dataset import Task
-from fedblend.runs.export.onnx_file import onnx_file
-from fedblend.runs.export.onnx_graph import ExportError
+from fedblend_interop.onnx_file import onnx_file
+from fedblend_interop.onnx_graph import ExportError
 
 TOLERANCE = 1e-5
 """Relative to the largest output; float32 sums in another order differ by 1e-6."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.runs.export.onnx_graph import ExportError, OnnxGraph, Rule, Value
+from fedblend_interop.onnx_graph import ExportError, OnnxGraph, Rule, Value
 
 
 def ints(*values: Any) -> np.ndarray:

@@ -18,9 +18,9 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Literal
 
 from fedblend.models.parts import scan_inputs
-from fedblend.runs.export.onnx_graph import ExportError, OnnxGraph, Rule, Value
-from fedblend.runs.export.onnx_rules import LINEAR, POINTWISE
-from fedblend.runs.export.onnx_shapes import SHAPES, is_static
+from fedblend_interop.onnx_graph import ExportError, OnnxGraph, Rule, Value
+from fedblend_interop.onnx_rules import LINEAR, POINTWISE
+from fedblend_interop.onnx_shapes import SHAPES, is_static
 
 RULES: dict[str, Rule] = {**POINTWISE, **SHAPES, **LINEAR}
 """The rule of each primitive that computes something."""

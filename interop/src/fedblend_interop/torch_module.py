@@ -20,14 +20,14 @@ from fedblend.checks import FLAG, gate
 from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
-from fedblend.models.interop.torch_program import (
+from fedblend.models.model import Model, Shape
+from fedblend_interop.torch_program import (
     TorchProgram,
     example_errors,
     exported,
     program_of,
     refuse_training_only,
 )
-from fedblend.models.model import Model, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

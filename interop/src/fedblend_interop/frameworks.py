@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of Flax NNX, Equinox or Keras as models; and what a user's function returns.
+"""Modules of Flax NNX, Equinox and Keras as models; those of PyTorch by their module.
 
 The frameworks are optional, and imported only when their function is called. The
 parameters become a plain dictionary from a path ("layers/0/weight") to an array, which
@@ -13,7 +13,7 @@ refused, since it would be neither trained nor shared. The module determines the
 of the parameters.
 """
 
-import sys
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -22,28 +22,15 @@ import numpy as np
 
 from fedblend.core import Key, PyTree
 from fedblend.errors import InputError, SettingError, UserError
-from fedblend.models.interop.torch_module import from_torch
-from fedblend.models.interop.torch_program import ExampleError
-from fedblend.models.model import Model, Shape
+from fedblend.models.model import Model, Shape, describe
 from fedblend.trees import leaves_by_path
+from fedblend_interop.torch_module import from_torch
+from fedblend_interop.torch_module import state_dict as state_dict
+from fedblend_interop.torch_module import to_torch as to_torch
+from fedblend_interop.torch_program import ExampleError
 
 Off = Literal["off"] | None
 """Whether a module with dropout is trained without it; None refuses such a module."""
-CLASSES = {
-    "torch": "nn.Module",
-    "flax": "nnx.Module",
-    "equinox": "Module",
-    "keras": "Model",
-}
-"""The class of modules of each framework."""
-SWITCHES = {
-    "torch": ("dropout", "freeze_batch_norm"),
-    **dict.fromkeys(("flax", "equinox", "keras"), ("dropout",)),
-}
-"""The options of the functions that convert modules, by framework."""
-NEEDED = (
-    "a Model, a pair (init, apply), or a module of PyTorch, Flax NNX, Equinox or Keras"
-)
 
 
 def from_flax(source: Any, *, dropout: Off = None) -> Model:
@@ -165,7 +152,7 @@ def from_keras(model: Any, *, dropout: Off = None) -> Model:
             "environment variable KERAS_BACKEND=jax before Keras is imported"
         )
     if not isinstance(model, keras.Model):
-        raise UserError("from_keras: model", model, "a keras.Model", _kind(model))
+        raise UserError("from_keras: model", model, "a keras.Model", describe(model))
     if not model.built:
         raise InputError(
             f"from_keras: {model.name} has no weights yet; give it keras.Input(shape), "
@@ -204,68 +191,35 @@ def _layers(model: Any) -> Iterator[Any]:
             yield from _layers(one)
 
 
-def _framework_of(value: Any) -> str | None:
-    """The framework whose module a value is; None if it is none.
-
-    A framework that is not imported yet is not imported here.
-    """
-    for name, classes in CLASSES.items():
-        kind: Any = sys.modules.get(name)
-        for part in classes.split("."):
-            kind = getattr(kind, part, None)
-        if isinstance(kind, type) and isinstance(value, kind):
-            return name
-    return None
-
-
-def model_from(
+def convert_module(
+    library: str,
     make: Callable[[], Any],
-    shape: Shape,
-    *,
-    integers: bool = False,
-    precision: str = "float32",
-    switches: Mapping[str, Any] | None = None,
-) -> Model:
-    """The model of what a function returns.
-
-    Args:
-        make: the function; for a PyTorch module it is called again for every key, so
-            that each seed has a start of its own.
-        shape: of a row of inputs.
-        integers: rows are numbers of classes or tokens.
-        precision: of PyTorch's parameters.
-        switches: options of the function that converts it, such as ``dropout="off"``.
-
-    Raises:
-        InputError: it returns nothing that is a model.
-    """
-    made = make()
-    framework = _framework_of(made)
-    known = SWITCHES.get(framework or "", ())
-    for name in switches or {}:
-        if name not in known:
-            raise InputError(f"{name}: is not for {_described(made)}")
-    options = dict(switches or {})
-    if framework == "torch":
-        return _from_torch(make, shape, integers, precision, options)
-    if framework is not None:
-        convert = {"flax": from_flax, "equinox": from_equinox, "keras": from_keras}
-        return convert[framework](made, **options)
-    if isinstance(made, Model):
-        return made
-    if isinstance(made, tuple) and len(made) == 2 and all(map(callable, made)):
-        return Model(*made)
-    raise InputError(f"returned {_described(made)}, which is not {NEEDED}")
-
-
-def _from_torch(
-    make: Callable[[], Any],
+    made: Any,
     shape: Shape,
     integers: bool,
     precision: str,
-    options: dict[str, Any],
+    switches: Mapping[str, Any],
 ) -> Model:
-    """With rows as the module takes them: PyTorch's images have channels first."""
+    """The model of the module that a function made; see ``fedblend.models.model_from``.
+
+    Args:
+        library: of the module, such as "flax".
+        make: the function; for a PyTorch module it is called again for every key.
+        made: what it returned.
+        shape: of a row of inputs.
+        integers: rows are numbers of classes or tokens.
+        precision: of PyTorch's parameters.
+        switches: options of the function that converts it.
+
+    Raises:
+        InputError: an option is not for that library, or the module is refused.
+    """
+    convert = CONVERTERS[library]
+    for name in switches:
+        if name not in inspect.signature(convert).parameters:
+            raise InputError(f"{name}: is not for {describe(made)}")
+    if library != "torch":
+        return convert(made, **switches)
 
     def source():
         module = make()
@@ -275,7 +229,7 @@ def _from_torch(
     for own in _layouts(shape):
         example = np.zeros((2, *own), np.int32 if integers else precision)
         try:
-            return from_torch(source, example, **options)
+            return from_torch(source, example, **switches)
         except ExampleError as error:
             refused = refused or error
     assert refused is not None
@@ -293,24 +247,16 @@ def _layouts(shape: Shape) -> Iterator[Shape]:
         yield (int(np.prod(shape)),)
 
 
-def _described(made: Any) -> str:
-    return "nothing" if made is None else _kind(made).replace("a builtins.", "a ")
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__module__}.{type(value).__qualname__}"
-
-
 def _made(caller: str, source: Any, kind: type, draw: Callable[[Key], Any]) -> Any:
     """The module that ``draw`` makes of a source with key 0, refused if it is none."""
     _refuse_torch(caller, source)
     needed = "a module, or a function that makes one"
     if not isinstance(source, kind) and not callable(source):
-        raise UserError(f"{caller}: source", source, needed, _kind(source))
+        raise UserError(f"{caller}: source", source, needed, describe(source))
     module = draw(jax.random.key(0))
     _refuse_torch(caller, module)
     if not isinstance(module[0] if isinstance(module, tuple) else module, kind):
-        returned = f"a function that returns {_kind(module)}"
+        returned = f"a function that returns {describe(module)}"
         raise UserError(f"{caller}: source", source, needed, returned)
     return module
 
@@ -354,3 +300,12 @@ def _by_path(
         return jax.tree.unflatten(structure, [params[name] for name in names])
 
     return name, restore
+
+
+CONVERTERS: dict[str, Callable[..., Model]] = {
+    "torch": from_torch,
+    "flax": from_flax,
+    "equinox": from_equinox,
+    "keras": from_keras,
+}
+"""The functions that convert modules, by library."""

@@ -35,16 +35,16 @@ from fedblend.data.preprocess.preprocessing import FARTHEST, Fitted, Preprocessi
 from fedblend.data.preprocess.schema import Schema
 from fedblend.data.preprocess.values import MISSING
 from fedblend.mixing import Apply, Neighbors, predict
-from fedblend.runs.export.onnx_graph import (
+from fedblend.trees import precision
+from fedblend_interop.onnx_graph import (
     IR_VERSION,
     ML_OPSET,
     OPSET,
     ExportError,
     OnnxGraph,
 )
-from fedblend.runs.export.onnx_program import convert
-from fedblend.runs.export.onnx_shapes import ints
-from fedblend.trees import precision
+from fedblend_interop.onnx_program import convert
+from fedblend_interop.onnx_shapes import ints
 
 ML = "ai.onnx.ml"
 """The domain of the operator that looks up texts."""

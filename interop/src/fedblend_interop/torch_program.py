@@ -27,8 +27,8 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.errors import InputError
-from fedblend.models.interop.torch_layers import LAYERS, SEQUENCES
-from fedblend.models.interop.torch_operators import POINTWISE, SHAPES
+from fedblend_interop.torch_layers import LAYERS, SEQUENCES
+from fedblend_interop.torch_operators import POINTWISE, SHAPES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
