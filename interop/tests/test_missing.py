@@ -12,7 +12,6 @@ import pytest
 import fedblend as fb
 from fedblend.cli import main
 from fedblend.errors import InputError
-from fedblend.runs import results
 
 
 @pytest.fixture
@@ -61,8 +60,7 @@ def test_modules_of_a_configuration_name_their_extra(missing):
     assert pair.apply(None, 3) == 3
 
 
-def test_commands_name_their_extra(missing, write, tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+def test_commands_name_their_extra(missing, no_figures, write, tiny, tmp_path, capsys):
     out, file = tmp_path / "run", tmp_path / "shared.onnx"
     file.write_bytes(b"")
     np.savez(rows := tmp_path / "rows.npz", x=np.zeros((2, 64)))

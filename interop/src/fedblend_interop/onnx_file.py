@@ -106,7 +106,7 @@ def _results(
     if task.kind == "regression":
         if task.log_shift is not None:
             outputs = graph.add("Exp", outputs)
-            outputs = graph.add("Sub", outputs, np.float32(task.log_shift))
+            outputs = graph.add("Sub", outputs, np.array(task.log_shift, np.float32))
         graph.add("Identity", outputs, outputs=["prediction"])
         return [graph.value_info("prediction", np.float32, shape), *found]
     if task.kind == "tags":
