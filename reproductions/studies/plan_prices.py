@@ -51,7 +51,7 @@ PRICES = {
 CLIENTS, L2, ALPHA, EPS = 20, 0.01, 0.5, 1e-6
 GRID = [[2 ** (1 + way * number / 4) for number in range(13)] for way in (1, -1)]
 """1/p in units of the candidate's, up and down from twice that."""
-PARTS, COPIES = (64, 32, 16, 8, 4, 2), (4, 3, 2, 1)
+PARTS, COPIES = (64, 32, 16, 8, 4, 2, 1), (4, 3, 2, 1)
 """k of rand-k as the dimension, and copies as the clients, divided by these."""
 LOST, MOST = 1.5, 20_000
 

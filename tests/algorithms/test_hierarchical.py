@@ -6,10 +6,14 @@ import jax
 import numpy as np
 import optax
 import pytest
+from scipy.optimize import minimize
+from scipy.special import expit
 
 import fedblend as fb
 from fedblend.errors import UserError
+from fedblend.runs.auto.candidates import ROUNDS
 from fedblend.runs.auto.linear import PooledRows, hierarchical_models
+from fedblend.trees import precision
 
 COUNTS = np.array([30, 12, 45, 8, 21])
 WORK = fb.Work(1.0, steps=8, batch_size=None)
@@ -72,6 +76,74 @@ def test_rounds_end_at_the_solution(kind, rounds, options):
             for one in (found, expected)
         )
     np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def excess(seed, noise, scale, level, slopes, ridge, rounds):
+    """How far above scipy's optimum auto's rounds end, as a part of the optimum."""
+    draw = np.random.default_rng(seed)
+    counts = draw.integers(8, 45, 5)
+    owner = np.repeat(np.arange(5), counts)
+    inputs = draw.normal(size=(len(owner), 3))
+    # Inputs separate the classes, or nearly do, so that scores grow for long.
+    score = 5 * inputs @ draw.normal(size=3)
+    score += noise * (5 * draw.normal(size=5)[owner] + draw.logistic(size=len(owner)))
+    targets = (score > 0).astype(np.int32)
+    design = np.hstack([np.ones((len(owner), 1)), inputs])
+    spread = np.sqrt([level, *[slopes * scale**2] * 3])
+    penalty = len(owner) * ridge / scale**2 * np.array([0, 1, 1, 1])
+
+    def value(entries):
+        """And its gradient, in inputs before they are scaled."""
+        shared, u = entries[:4], entries[4:].reshape(5, 4)
+        scores = (design * (shared + spread * u)[owner]).sum(axis=1)
+        loss = np.logaddexp(0, scores) - targets * scores
+        slope = (expit(scores) - targets)[:, None] * design
+        own = np.stack([slope[owner == client].sum(axis=0) for client in range(5)])
+        down = [own.sum(axis=0) + penalty * shared, (spread * own + u).ravel()]
+        total = loss.sum() + 0.5 * (penalty * shared**2).sum() + 0.5 * (u**2).sum()
+        return total, np.concatenate(down)
+
+    options = {"maxiter": 50_000, "maxfun": 50_000, "ftol": 1e-14, "gtol": 1e-9}
+    best = minimize(value, np.zeros(24), jac=True, method="L-BFGS-B", options=options)
+    steps = ROUNDS["binary"][1]
+    with precision("float64"):
+        parts = [np.flatnonzero(owner == client) for client in range(5)]
+        data = fb.federate((scale * inputs, targets), parts)
+        model = fb.models.build("softmax", (3,), 1)
+        algorithm = fb.algorithms.hierarchical(
+            fb.losses.logistic(model.apply),
+            fb.Work(1.0, steps=steps, batch_size=None),
+            level=level,
+            slopes=slopes,
+            ridge=ridge,
+        )
+        run = fb.simulate(algorithm, model.init, data, jax.random.key(0), rounds=rounds)
+        done = run.complete()
+        both = [done.shared, *done.personal_models(range(5))]
+    unit = np.array([1, *[scale] * 3])
+    shared, *own = (
+        unit * np.r_[np.ravel(one.bias), np.ravel(one.weight)] for one in both
+    )
+    u = (np.stack(own) - shared) / np.where(spread > 0, spread, 1)
+    return (value(np.concatenate([shared, u.ravel()]))[0] - best.fun) / best.fun
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
+)
+def test_classes_end_at_scipys_optimum_in_any_unit(seed):
+    """Inputs in units from .03 to 30, ridge down to 1e-6, and classes nearly apart.
+
+    After 8 rounds the first case is at 20 times the optimum.
+    """
+    draw = np.random.default_rng([seed, 1])
+    noise = 0.2 * (seed % 2)
+    scale = 20.0 if seed == 0 else 10 ** draw.uniform(-1.5, 1.5)
+    ridge = 1e-6 if seed == 0 else 10 ** draw.uniform(-6, -2)
+    level = 10 ** draw.uniform(-2, 2)
+    slopes = draw.choice([0, 10 ** draw.uniform(-4, 1) / scale**2])
+    case = noise, scale, level, slopes, ridge
+    assert excess(seed, *case, ROUNDS["binary"][0]) < 1e-3, case
 
 
 def test_without_variance_it_is_one_model_for_all():

@@ -20,7 +20,9 @@ from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric
 from fedblend.registry import ALGORITHMS, OWN_MODEL
 from fedblend_federation.client.build import bounded
+from fedblend_federation.contract import contract_of
 from fedblend_federation.ops.credentials import template
+from fedblend_federation.policy.limits import too_small_for
 from fedblend_federation.policy.policy import (
     Accept,
     Budget,
@@ -339,3 +341,21 @@ def test_what_is_not_finite_is_as_wrong_as_can_be_and_is_never_left_out():
     # A ranking of one class is no number, and is never sent with noise.
     assert {*METRICS} - {*sent["shared"]} == {"auc", "average_precision", "rmse", "r2"}
     assert every.disclosed({"test": {"shared": measured}}, {"test": 0}) == {}
+
+
+def test_second_derivatives_of_fewer_rows_than_parameters_are_refused():
+    """They have the span of the rows. The model has 3 x 7 parameters."""
+    nodes = {"partition": "nodes", "clients": 4, "kind": "classes", "classes": 3}
+    asked = {
+        **EXPERIMENT,
+        "data": {**nodes, "shape": [6]},
+        "algorithm": {
+            "name": "hierarchical",
+            "rate": 1.0, "steps": 1, "batch_size": "all",
+        },
+    }
+    contract, accept = contract_of(check(asked, "asked")), Accept(fewest_rows=5)
+    line = too_small_for(accept, contract, 20)
+    assert line is not None and "second derivatives" in line and "21" in line
+    assert too_small_for(accept, contract, 21) is None
+    assert too_small_for(Accept(fewest_rows=0), contract, 3) is None

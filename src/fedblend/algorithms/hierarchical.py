@@ -21,9 +21,12 @@ d_i = V^(1/2) u_i::
 
     personal_i = shared + V^(1/2) u_i
 
-For squared errors one round of one step is exact. A message has p (p + 3) / 2 numbers
-for p parameters: this is for models of at most some hundreds. Clients keep no state.
-With ``share = False`` nothing travels: every client has the ridge regression of its own
+For squared errors one round of one step is exact. Classes take about 8 rounds, and up
+to 16 where inputs separate them and penalties are small: scores grow by about one per
+round. A message has p (p + 3) / 2 numbers for p parameters: this is for models of at
+most some hundreds. A client with fewer rows than parameters can be read from it: its
+Hessian has these rows' span. Nodes refuse that. Clients keep no state. With
+``share = False`` nothing travels: every client has the ridge regression of its own
 rows, with d_i from the initial parameters.
 
 Where this differs from the paper: L2GD takes random gradient steps toward the same

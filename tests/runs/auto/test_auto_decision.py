@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from fedblend.runs.auto.candidates import BY_NAME
+from fedblend.runs.auto.comparison import distance_warning
 from fedblend.runs.auto.verdict import (
     Gainers,
     MethodScores,
@@ -259,3 +260,14 @@ def test_a_reference_is_no_candidate(monkeypatch):
     monkeypatch.setitem(BY_NAME, "flix", reference)
     of = found(local_only=0.5, fedavg=0.4, flix=0.1)
     assert of.choice.best == "fedavg" and of.choice.candidate == "fedavg"
+
+
+def test_a_kept_run_that_is_not_there_yet_is_warned_about():
+    measures = {"test": {"personal": {"log_loss": {"mean": 0.52}}}}
+    summary = {"runs": [{"measures": measures}]}
+    near, far = (
+        distance_warning(summary, "log_loss", "FLIX", tested, 300)
+        for tested in (0.523, 0.51)
+    )
+    assert near is None
+    assert far is not None and "0.52 after 300 rounds" in far and "0.51" in far

@@ -148,15 +148,19 @@ def too_few_values(
     return refusal_line("accept.min_batch_rows", where, "fewer", _at_least(least))
 
 
-def too_small_for(accept: Accept, config: Config, rows: int) -> str | None:
+def too_small_for(accept: Accept, contract: Contract, rows: int) -> str | None:
     """Why updates are made of too few of a node's training rows, or None.
 
     The server knows the number of rows: two requests whose batches or parts differ in
-    one row would reveal that row by their difference.
+    one row would reveal that row by their difference. Second derivatives of fewer rows
+    than parameters reveal the space of these rows.
     """
-    if rows < accept.fewest_rows:
-        allowed = _at_least(accept.fewest_rows)
-        return refusal_line("accept.fewest_rows", "training rows", "fewer", allowed)
+    config, least, where = contract.config, accept.fewest_rows, "training rows"
+    if least and "hessian" in config.algorithm.entry.sends:
+        least = max(least, parameters(contract))
+        where = "training rows for second derivatives"
+    if rows < least:
+        return refusal_line("accept.fewest_rows", where, "fewer", _at_least(least))
     left = rows
     for where, fraction in _parts(config.algorithm, "algorithm"):
         held = floor(fraction * rows)

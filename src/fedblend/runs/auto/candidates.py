@@ -19,9 +19,12 @@ validation rows; the models that are tested are trained on these, too."""
 MODEL = "softmax"
 """Linear in its inputs; with one output it is logistic or linear regression."""
 NEWTON = {"rate": 1.0, "batch_size": "all"}
-ROUNDS = {"regression": (2, 2), "binary": (8, 10), "classes": (8, 10)}
+ROUNDS = {"regression": (2, 2), "binary": (16, 10), "classes": (16, 10)}
 """Rounds, and Newton steps of a client in each, after which a model is at its optimum;
-for squared errors the second ones only remove what rounding left."""
+for squared errors the second ones only remove what rounding left. Classes that inputs
+separate take a round for each unit by which scores grow."""
+ALONE_STEPS = 30
+"""Newton steps of training alone, where no round follows."""
 GRADIENT = {
     "rate": "theory",
     "steps": 1,
@@ -134,7 +137,7 @@ def configuration(
     data |= {key: value for key, value in asked.items() if value}
     if log_shift is not None:
         data["log_shift"] = log_shift
-    rounds, steps = ROUNDS[kind]
+    rounds, steps = (1, ALONE_STEPS) if name == ALONE else ROUNDS[kind]
     model: dict[str, Any] = {"name": MODEL}
     if name == "flix":
         model["l2"] = setting["l2"]

@@ -68,6 +68,8 @@ TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
 SCALES = (None, "log", "linear")
 """Of targets that are numbers."""
 MADE = " columns make "
+FAR = 0.01
+"""Part of its score by which a kept run may differ from the models of the verdict."""
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
 
@@ -306,6 +308,12 @@ class AutoComparison:
                 summary, built.federated_data.clients
             )
             known["seconds"] += round(self._time - begun, 2)
+            far = distance_warning(
+                summary, metric, known["title"], known["test"], config.run.rounds
+            )
+            if far is not None:
+                self.state["warnings"].append(far)
+                self._say(f"warning: {far}")
             self._save()
 
     def _write(self) -> None:
@@ -342,6 +350,21 @@ def bits_per_client(summary: dict[str, Any], clients: int) -> float:
     runs = summary["runs"]
     total = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs)
     return total / len(runs) / clients
+
+
+def distance_warning(
+    summary: dict[str, Any], metric: str, title: str, tested: float, rounds: int
+) -> str | None:
+    """A warning where a kept run has not reached the models of the verdict."""
+    personal = [run["measures"]["test"]["personal"] for run in summary["runs"]]
+    ended = float(np.mean([one[metric]["mean"] for one in personal]))
+    if abs(ended - tested) <= FAR * abs(tested):
+        return None
+    return (
+        f"the run of {title} that is kept has a test {metric} of {ended:.4g} after "
+        f"{rounds} rounds, the models of the verdict have {tested:.4g}: deploy it with "
+        "more rounds"
+    )
 
 
 def method_rows(state: dict[str, Any]) -> list[dict[str, Any]]:

@@ -36,9 +36,9 @@ from fedblend.theory.constants import MixtureConstants
 from fedblend.theory.local_training import LocalTraining
 from fedblend.trees import precision
 
-PARTS = (64, 16, 4)
+PARTS = (64, 16, 4, 2)
 """rand-k is tried with the dimension divided by these as k."""
-FEW_COPIES, COPIES = 3, (4, 2)
+FEW_COPIES, COPIES = 3, (4, 2, 1)
 """Of CompressedScaffnew: copies where receiving is free, by theory, and the number of
 clients divided by these."""
 MASKS = ("own", "one")
