@@ -351,7 +351,9 @@ def test_second_derivatives_of_fewer_rows_than_parameters_are_refused():
         "data": {**nodes, "shape": [6]},
         "algorithm": {
             "name": "hierarchical",
-            "rate": 1.0, "steps": 1, "batch_size": "all",
+            "rate": 1.0,
+            "steps": 1,
+            "batch_size": "all",
         },
     }
     contract, accept = contract_of(check(asked, "asked")), Accept(fewest_rows=5)
