@@ -41,6 +41,7 @@ from fedblend.selection import shrinkage
 from fedblend.selection.choose import GUARD
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.simulation.train_alone import prolong, set_best_length, trial_run
+from fedblend_reproductions.datasets import synthetic as linear_models
 
 GRID = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 1.0)
 """The alphas that are tried."""
@@ -151,7 +152,7 @@ def femnist(rng):
 
 def synthetic(rng):
     clients, tests = 30, 1000
-    data = fb.datasets.synthetic(
+    data = linear_models(
         1, 1, clients, least=1200, most=1200, seed=int(rng.integers(2**31))
     )
     counts = sizes(clients, 20, 200, rng)

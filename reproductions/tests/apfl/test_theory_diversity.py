@@ -8,9 +8,9 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.data import federated
 from fedblend.trees import precision
 from fedblend_reproductions.apfl import theory as apfl
+from fedblend_reproductions.clients import map_clients
 
 POINTS = np.random.default_rng(0).standard_normal((3, 3))
 
@@ -78,4 +78,4 @@ def test_distances_of_trees():
 def test_a_group_of_nobody_is_refused():
     federated_data, _ = fb.datasets.quadratics(clients=2, dim=2)
     with pytest.raises(ValueError, match="chunk: 0 is not a whole number of"):
-        federated.mapped(lambda shard: shard.id, federated_data.train, chunk=0)
+        map_clients(lambda shard: shard.id, federated_data.train, chunk=0)

@@ -41,11 +41,11 @@ from fedblend import trees
 from fedblend.batches import everything
 from fedblend.checks import CHANCE, NOT_NEGATIVE, by_client, gate
 from fedblend.core import Loss, PyTree, Shard
-from fedblend.data import federated
 from fedblend.data.federated import FederatedData
 from fedblend.losses import objective
 from fedblend.mixing import Apply, predict
 from fedblend.theory.constants import per_client
+from fedblend_reproductions.clients import CHUNK, map_clients
 
 
 class Sides(NamedTuple):
@@ -158,7 +158,7 @@ def plug_in(
     *,
     distance: float | np.ndarray,
     dimension: float,
-    chunk: int = federated.CHUNK,
+    chunk: int = CHUNK,
     **constants: float,
 ) -> Sides:
     """Both sides with estimates from a run in place of the unknown quantities.
@@ -177,7 +177,7 @@ def plug_in(
         personal: the clients' own models, with a leading axis of clients.
         distance: see ``label_distances``.
         dimension: d.
-        chunk: clients of a group; see ``data.federated.mapped``.
+        chunk: clients of a group; see ``map_clients``.
         constants: ``constant``, ``delta``, ``largest``, ``lipschitz`` of ``sides``.
     """
 
@@ -193,7 +193,7 @@ def plug_in(
 
     together, alone, apart = (
         np.asarray(values, np.float64)
-        for values in federated.mapped(losses, federated_data.train, chunk)
+        for values in map_clients(losses, federated_data.train, chunk)
     )
     return sides(
         float(together.mean()),

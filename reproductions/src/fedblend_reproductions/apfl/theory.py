@@ -42,10 +42,10 @@ from fedblend import trees
 from fedblend.batches import everything
 from fedblend.checks import COUNT, gate
 from fedblend.core import Loss, PyTree, Shard
-from fedblend.data import federated
 from fedblend.data.federated import FederatedData
 from fedblend.losses import gradient
 from fedblend.theory.constants import Smoothness, stack_models
+from fedblend_reproductions.clients import CHUNK, map_clients, mean_of_clients
 
 
 class Decay(NamedTuple):
@@ -111,7 +111,7 @@ def gradient_diversity(
     points: PyTree,
     federated_data: FederatedData,
     *,
-    chunk: int = federated.CHUNK,
+    chunk: int = CHUNK,
 ) -> np.ndarray:
     """zeta_i of every client, the largest value at some points.
 
@@ -123,7 +123,7 @@ def gradient_diversity(
         points: parameters with a leading axis of points, such as the shared models of
             some rounds.
         federated_data: whose training rows.
-        chunk: clients of a group; see ``data.federated.mapped``.
+        chunk: clients of a group; see ``map_clients``.
 
     >>> import jax.numpy as jnp
     >>> from fedblend.data.federated import federate
@@ -139,12 +139,12 @@ def gradient_diversity(
         def own(shard: Shard) -> PyTree:
             return gradient_at(point, everything(shard))
 
-        average = federated.mean(own, train, chunk)
+        average = mean_of_clients(own, train, chunk)
 
         def gap(shard: Shard) -> jax.Array:
             return trees.squared_norm(trees.subtract(own(shard), average))
 
-        return federated.mapped(gap, train, chunk)
+        return map_clients(gap, train, chunk)
 
     return np.asarray(jax.lax.map(of_point, points).max(axis=0), np.float64)
 

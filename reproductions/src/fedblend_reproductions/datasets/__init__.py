@@ -9,6 +9,7 @@ from fedblend_reproductions.datasets.characters import article_text as article_t
 from fedblend_reproductions.datasets.characters import role_texts as role_texts
 from fedblend_reproductions.datasets.characters import shakespeare as shakespeare
 from fedblend_reproductions.datasets.characters import wikitext2 as wikitext2
+from fedblend_reproductions.datasets.fashion_mnist import fashion_mnist as fashion_mnist
 from fedblend_reproductions.datasets.femnist import femnist as femnist
 from fedblend_reproductions.datasets.femnist import (
     femnist_from_leaf as femnist_from_leaf,
@@ -22,6 +23,7 @@ from fedblend_reproductions.datasets.stackexchange import (
     stackexchange_text as stackexchange_text,
 )
 from fedblend_reproductions.datasets.stackexchange import user_texts as user_texts
+from fedblend_reproductions.datasets.synthetic import synthetic as synthetic
 from fedblend_reproductions.datasets.synthetic_mixture import (
     synthetic_mixture as synthetic_mixture,
 )

@@ -39,10 +39,10 @@ from fedblend import keys, trees
 from fedblend.batches import everything
 from fedblend.checks import COUNT, FUNCTION, gate
 from fedblend.core import Algorithm, Key, Loss, PyTree, Shard, static_bits
-from fedblend.data import federated
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.losses import gradient
 from fedblend.simulation.simulate import simulate
+from fedblend_reproductions.clients import map_clients
 
 
 class Signatures(NamedTuple):
@@ -113,7 +113,7 @@ def _map_gradients(
     def of_client(shard: Shard) -> jax.Array:
         return function(gradient_at(model_of(shard), everything(shard)), shard)
 
-    return federated.mapped(of_client, federated_data.train)
+    return map_clients(of_client, federated_data.train)
 
 
 class Groups(NamedTuple):

@@ -9,6 +9,4 @@ from fedblend.data.datasets.built_in import breast_cancer as breast_cancer
 from fedblend.data.datasets.built_in import digits as digits
 from fedblend.data.datasets.built_in import quadratic_loss as quadratic_loss
 from fedblend.data.datasets.built_in import quadratics as quadratics
-from fedblend.data.datasets.built_in import synthetic as synthetic
-from fedblend.data.datasets.images import fashion_mnist as fashion_mnist
 from fedblend.data.datasets.images import mnist as mnist

@@ -1,12 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""MNIST, optionally with the writer of every digit, and Fashion-MNIST.
+"""MNIST, optionally with the writer of every digit.
 
 LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document
 recognition" (Proc. IEEE 1998). Writers from QMNIST: Yadav, Bottou, "Cold case: the
-lost MNIST digits" (NeurIPS 2019). Clothes in the same format: Xiao, Rasul, Vollgraf,
-"Fashion-MNIST: a novel image dataset for benchmarking machine learning algorithms"
-(2017, arXiv:1708.07747).
+lost MNIST digits" (NeurIPS 2019).
 """
 
 from pathlib import Path
@@ -17,7 +15,6 @@ from fedblend.data.dataset import Dataset, Size, dataset, intact, open_unpacked
 from fedblend.data.download import find
 
 _TYPES = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
-_CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 _WRITER = 2  # the column of QMNIST's labels that holds the writer
 
 
@@ -36,40 +33,18 @@ def mnist(writers: bool = False) -> Dataset:
     test digits were written by 297 others.
     """
     return Dataset(
-        _split("mnist", "train"),
+        read_split("mnist", "train"),
         "classes",
         10,
-        _split("mnist", "t10k"),
+        read_split("mnist", "t10k"),
         keys=_writers("train", 60000) if writers else None,
         test_keys=_writers("test", 10000) if writers else None,
         name="mnist",
     )
 
 
-@dataset(
-    "Clothes, 28 x 28",
-    Size(rows=60000, test_rows=10000, classes=10),
-    "MIT; Xiao et al. 2017",
-    needs=("fashion_mnist",),
-    by_row=True,
-)
-def fashion_mnist() -> Dataset:
-    """60000 + 10000 images of 10 kinds of clothes, [rows, 28, 28, 1] in [0, 1].
-
-    Read from the data home, or from where Debian's package ``dataset-fashion-mnist``
-    puts the files.
-    """
-    return Dataset(
-        _split("fashion_mnist", "train"),
-        "classes",
-        10,
-        _split("fashion_mnist", "t10k"),
-        name="fashion_mnist",
-        label_names=tuple(_CLOTHES.split(",")),
-    )
-
-
-def _split(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
+def read_split(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a public set in idx files: "train" or "t10k"."""
     images = _read_idx(find(name, f"{part}-images-idx3-ubyte.gz"))
     labels = _read_idx(find(name, f"{part}-labels-idx1-ubyte.gz"))
     return images[..., None] / np.float32(255), labels.astype(np.int32)
