@@ -8,22 +8,20 @@ from rich.console import Console
 
 from fedblend.report.tables import human_bits
 from fedblend.report.terminal import LEVELS, WIDTH, curve_signs, show
+from fedblend.report.verdict import sentences
 from fedblend.stats.gains import GainSummary
 
 NOBODY = GainSummary(0, 0, 0, 0, 1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 
 
-def printed(rows, summary, width=100, over_seeds=None):
+def printed(rows, summaries, width=100, **more):
     console = Console(file=io.StringIO(), width=width)
-    show(rows, summary, console, over_seeds)
+    show(rows, {"runs": summaries, **more}, console)
     return console.file.getvalue()  # pyright: ignore
 
 
 @pytest.fixture
 def summaries(rows):
-    harmed = NOBODY._replace(
-        count=1, share=0.25, mean_loss=0.125, worst=0.125
-    )._asdict()
     bits = {
         "up": 4000,
         "down": 2_000_000,
@@ -31,9 +29,10 @@ def summaries(rows):
         "down_per_client": {"least": 1, "mean": 500_000.0, "most": 1},
         "last_broadcast": 0,
     }
-    costs = {"bits": bits, "seconds": 1.5, "compile_seconds": 2.0}
-    whole = {"harmed": {"test": {"accuracy": {"than_local": harmed}}}, **costs}
-    return [{**row, **whole} for row in rows[-2:]]
+    return [
+        {**row, "bits": bits, "seconds": 1.5, "compile_seconds": 2.0}
+        for row in rows[-2:]
+    ]
 
 
 def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
@@ -48,30 +47,25 @@ def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
     assert f"personal {LEVELS[-2]}" in text or "█ 0.8155 to 0.8555" in text
 
 
-def test_clients_are_counted_over_all_seeds_together(rows, summaries):
-    """An average of the seeds' counts would be half a client here."""
-    assert "clients do worse" not in printed(rows, summaries)
-    together = {"harmed": {"test": {"accuracy": {"than_local": NOBODY._asdict()}}}}
-    text = " ".join(printed(rows, summaries, over_seeds=together).split())
-    assert "harmed (test accuracy): 0 of 4 clients do worse than alone; 2 do" in text
-    assert "2 could be either (95 % intervals); by chance alone at most 1" in text
-    assert "mean gain 0.1 (-0.1 to 0.3)" in text
-    text = " ".join(printed(rows, summaries[:1]).split())
-    assert "1 of 4 clients do worse than alone, by 0.125 on average" in text
+def test_the_verdict_is_that_of_the_page(rows, summaries):
+    assert "clearly" not in printed(rows, summaries)
+    harmed = {"test": {"accuracy": {"than_local": NOBODY._asdict()}}}
+    text = " ".join(printed(rows, summaries, harmed=harmed).split())
+    _, lines = sentences({"runs": summaries, "harmed": harmed})
+    assert len(lines) == 4 and all(line in text for line in lines)
+    unseen = [{**one, "unseen": {**one, "clients": 2}} for one in summaries]
+    more = {"harmed": harmed, "unseen": {"harmed": harmed}}
+    text = " ".join(printed(rows, unseen, **more).split())
+    assert "test rows of 2 unseen clients after round 4" in text
+    assert "Unseen clients: Of 4 clients, 2 are clearly better off" in text
 
 
 def test_what_is_not_finite_is_said(rows, summaries):
     lost = NOBODY._replace(clients=0, helped=0, not_finite=3, unmatched=1)._asdict()
     lost |= {"mean_gain": None, "mean_gain_low": None, "mean_gain_high": None}
-    together = {"harmed": {"test": {"accuracy": {"than_local": lost}}}}
-    text = " ".join(printed(rows, summaries, over_seeds=together).split())
-    assert "3 clients have a model that is not finite; for 1 training alone" in text
+    text = printed(rows, summaries, harmed={"test": {"accuracy": {"than_local": lost}}})
+    assert "The models of 3 clients are broken" in text
     assert "nan" not in text
-
-
-def test_one_summary_need_not_be_in_a_list(rows, summaries):
-    seed = [row for row in rows if row["seed"] == 1]
-    assert printed(seed, summaries[1]) == printed(seed, [summaries[1]])
 
 
 def test_an_unfinished_run_is_shown_from_its_rows(rows):

@@ -17,7 +17,9 @@ from fedblend.config.build import build
 from fedblend.config.config import check, load
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.registry import ALGORITHMS
+from fedblend.report.measures import training_alone
 from fedblend.report.terminal import show
+from fedblend.report.verdict import sentences
 from fedblend.runs import results, run_folder
 from fedblend.runs.run import Step, run_config, stages
 from fedblend.runs.run_folder import Folder
@@ -181,7 +183,7 @@ def test_training_alone_is_as_long_as_asked(tiny, tmp_path):
     assert "trial" not in {step.stage for step in steps}
     assert summary["runs"][0]["alone"]["rounds"] == 7
     assert summary["runs"][0]["alone"]["chosen_on"] is None
-    assert summary["harm"].endswith("Training alone: 7 rounds, as asked")
+    assert training_alone(summary["runs"][0]["alone"]) == "7 rounds, as asked"
 
 
 @pytest.mark.slow
@@ -205,11 +207,11 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
     assert printed == reached[rounds]
     with open(tmp_path / "out" / "clients.csv") as file:
         assert {float(c["local_rounds"]) for c in csv.DictReader(file)} == {rounds}
-    assert f"Training alone: {rounds} rounds, the best of" in summary["harm"]
+    assert training_alone(one["alone"]).startswith(f"{rounds} rounds, the best of")
     text = io.StringIO()
     show(
         run_folder.read_rows(Folder(tmp_path / "out")),
-        one,
+        summary,
         Console(file=text, width=99),
     )
     assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()
@@ -250,7 +252,7 @@ def test_a_tuned_rate_of_training_alone_is_reported(
     rate = summary["runs"][0]["alone"]["rate"]
     assert rate == 10 or (of_splits and rate in train_alone.FACTORS)
     at = "" if rate == 1 else f" at {rate:.3g} times the rate"
-    assert f" rounds{at}, the best of" in summary["harm"]
+    assert f" rounds{at}, the best of" in training_alone(summary["runs"][0]["alone"])
     again = [line for line in warned if "training alone still improved" in line]
     assert len(again) <= 1  # once for all seeds
 
@@ -309,7 +311,6 @@ def test_the_folder(tiny, tmp_path):
         harmed = list(csv.DictReader(file))
     assert len(harmed) == 6
     assert float(harmed[0]["harm"]) == max(float(row["harm"]) for row in harmed)
-    assert summary["harm"].startswith("test ")
     counted = summary["harmed"]["test"]["recall@3"]["than_local"]["count"]
     assert counted == sum(row["harmed"] == "yes" for row in harmed)
     for seed in (3, 5):
@@ -327,7 +328,8 @@ def test_what_is_not_finite_is_null(tiny, tmp_path):
     tiny["run"]["rounds"] = 2
     tiny["measure"] |= {"local": 2, "splits": ["test"], "metrics": ["loss"]}
     summary = run_config(check(tiny, "here"), tmp_path / "out")
-    assert "6 clients have a model that is not finite" in summary["harm"]
+    (line,) = sentences(summary)[1]
+    assert line.startswith("The models of 6 clients are broken")
     again = run_config(check(tiny, "here"), tmp_path / "out", resume=True)
     assert again == summary
     for name in ("summary.json", "metrics.jsonl"):

@@ -56,7 +56,7 @@ def show(
         _print(rows, summary, format, folder)
         return
     try:
-        show_rows(rows, summary["runs"], screen.console(), summary)
+        show_rows(rows, summary, screen.console())
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
     for text in summary.get("warnings", ()):

@@ -234,7 +234,7 @@ def show_summary(
     if format is Format.json:
         typer.echo(as_json(summary))
         return
-    show(read_rows(Folder(out)), summary["runs"], screen.console(), summary)
+    show(read_rows(Folder(out)), summary, screen.console())
     screen.say(f"results: {out}")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from fedblend.errors import InputError
 from fedblend.metrics import main_first
 from fedblend.simulation.result import Results
-from fedblend.stats.gains import Evidence, Gain, GainSummary, gain_summary
+from fedblend.stats.gains import Evidence, Gain, GainSummary
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
@@ -264,16 +264,6 @@ def _cell(value: Any) -> float | str:
     return float(value) if np.isfinite(value) else ""
 
 
-def sentence(found: ModelScores, alone: dict[str, Any] | None = None) -> str:
-    """How many clients are harmed and by how much, for all other models."""
-    parts = [
-        harm_sentence(gain_summary(gain), name) for name, gain in found.gains.items()
-    ]
-    if alone is not None:
-        parts.append(f"Training alone: {training_alone(alone)}")
-    return f"{found.split} {found.metric}: {'. '.join(parts)}"
-
-
 def harm_title(found: GainSummary, other: str) -> str:
     """How many clients are harmed, for the title of a figure.
 
@@ -285,51 +275,6 @@ def harm_title(found: GainSummary, other: str) -> str:
     worse = f"{found.count} of {found.clients} clients do worse than"
     more = f", {found.not_finite} not finite" if found.not_finite else ""
     return f"{worse} {WORSE_THAN[other]}{more}"
-
-
-def harm_sentence(found: GainSummary, other: str, kind: str = "") -> str:
-    """How many clients are harmed and by how much, how many gain, how sure that is.
-
-    >>> from fedblend.stats.gains import GainSummary
-    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
-    >>> for part in harm_sentence(two, "local").split("; "):
-    ...     print(part)
-    2 of 4 clients do worse than alone, by 0.1 on average and 0.2 at worst
-    1 do better, 1 could be either (95 % intervals)
-    by chance alone at most 1 would be called worse (in 95 of 100 cases)
-    mean gain 0 (-0.1 to 0.1)
-    """
-    who, parts = f"{kind}clients", []
-    if found.not_finite:
-        parts.append(f"{found.not_finite} {who} have a model that is not finite")
-    if found.unmatched:
-        parts.append(f"for {found.unmatched} {OTHERS[other]} is not finite")
-    if found.clients:
-        worse = f"{found.count} of {found.clients} {who} do worse than"
-        worse = f"{worse} {WORSE_THAN[other]}"
-        if found.count:
-            loss = f"by {found.mean_loss:.3g} on average"
-            worse += f", {loss} and {found.worst:.3g} at worst"
-        either = found.clients - found.count - found.helped
-        interval = f"{found.mean_gain_low:.3g} to {found.mean_gain_high:.3g}"
-        parts += [
-            worse,
-            f"{found.helped} do better, {either} could be either (95 % intervals)",
-            f"by chance alone at most {found.by_chance} would be called worse "
-            "(in 95 of 100 cases)",
-            f"mean gain {found.mean_gain:.3g} ({interval})",
-        ]
-    return "; ".join(parts) or f"no {who} to compare with {OTHERS[other]}"
-
-
-def summary_from(plain: dict[str, Any]) -> GainSummary | None:
-    """A ``GainSummary`` from JSON, where null means NaN; None for an older format."""
-    if set(plain) != set(GainSummary._fields):
-        return None
-    nan: Any = float("nan")
-    return GainSummary(
-        **{name: nan if of is None else of for name, of in plain.items()}
-    )
 
 
 FIRST = ("seed", "round", "rounds", "seconds", "received", "dropped", "rejected")

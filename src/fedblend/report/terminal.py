@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.report import measures
+from fedblend.report import measures, verdict
 from fedblend.report.measures import Row
 from fedblend.report.tables import human_bits
 
@@ -28,41 +28,39 @@ LEVELS, PLAIN_LEVELS = "▁▂▃▄▅▆▇█", "_.,-~=*#"
 """The signs of a curve from low to high, and those of terminals without Unicode."""
 
 
-def show(
-    rows: Sequence[Row], summary: Any, console: Console, over_seeds: Any = None
-) -> None:
+def show(rows: Sequence[Row], summary: dict[str, Any], console: Console) -> None:
     """Print a run.
 
     Args:
         rows: ``Record.row()`` of each block, with "seed" where there are several.
-        summary: ``Run.summary()``, one or a list over seeds; numbers of several
-            seeds are averaged.
+        summary: the content of ``summary.json``, or the last rows of an unfinished
+            run as its "runs"; numbers of several seeds are averaged.
         console: where to print.
-        over_seeds: what holds for all seeds together, as in ``summary.json``: the
-            harmed clients, "harmed" and "unseen", and "privacy".
     """
-    summaries = summary if isinstance(summary, list) else [summary]
+    runs = summary["runs"]
     splits = measures.main_splits(rows)
     for split in splits:
-        console.print(_table(summaries, split))
-    unseen = [one["unseen"] for one in summaries if "unseen" in one]
+        console.print(_table(runs, split))
+    unseen = [one["unseen"] for one in runs if "unseen" in one]
     for split in measures.main_splits(unseen[:1]):
         number = unseen[0]["clients"]
         plural = "" if number == 1 else "s"
         console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
-    together, alone = over_seeds or {}, summaries[0].get("alone")
     lines = []
-    if alone:
+    if alone := runs[0].get("alone"):
         lines.append(f"local, training alone: {measures.training_alone(alone)}")
-    lines += _harm_lines(summaries, together)
-    lines += _harm_lines(unseen, together.get("unseen") or {}, "unseen ")
-    lines += _server_lines(summaries) + _certificate_lines(summaries)
-    for line in lines + _cost_lines(summaries):
-        console.print(line, highlight=False)
+    if "harmed" in summary:
+        lines += verdict.sentences(summary)[1]
+    if "unseen" in summary:
+        told = verdict.sentences(summary | summary["unseen"] | {"runs": unseen})[1]
+        lines += [f"Unseen clients: {line}" for line in told]
+    lines += _server_lines(runs) + _certificate_lines(runs) + _cost_lines(runs)
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
     if splits and len({row["round"] for row in rows}) > 1:
         _print_curves(rows, splits[0], console)
-    if "privacy" in together:
-        promise = together["privacy"]["sentence"]
+    if "privacy" in summary:
+        promise = summary["privacy"]["sentence"]
         console.print(f"privacy: {promise}", markup=False, soft_wrap=True)
 
 
@@ -92,21 +90,6 @@ def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
             table.add_row(metric, Text(model, COLORS[model]), *cells)
         table.add_section()
     return table
-
-
-def _harm_lines(summaries: Sequence[dict], together: dict, kind: str = "") -> list[str]:
-    """How many clients each split's main metric calls harmed."""
-    lines = []
-    only = summaries[0] if len(summaries) == 1 else {}
-    harmed = together.get("harmed") or only.get("harmed") or {}
-    for split in measures.main_splits(summaries):
-        metric = measures.list_metrics(summaries, split)[0]
-        for name, found in harmed.get(split, {}).get(metric, {}).items():
-            counted = measures.summary_from(found)
-            if counted is not None:
-                text = measures.harm_sentence(counted, name.removeprefix("than_"), kind)
-                lines.append(f"harmed ({split} {metric}): {text}")
-    return lines
 
 
 def _server_lines(summaries: Sequence[dict]) -> list[str]:

@@ -182,15 +182,13 @@ def write_results(
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
     found = measures.compare_run(run, rows, columns.get("alpha"))
-    harmed: dict[str, Any] = {}
     if found is not None:
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
-        harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
     if formats and main_splits(rows):
         clients = None if found is None else found[1]
         plot_rows(rows, folder.figures, run.evidence, run.alone, clients, formats)
-    return {**harmed, "harmed": harms(run.evidence)}
+    return {"harmed": harms(run.evidence)}
 
 
 def diagnostics(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedblend.errors import RunError
-from fedblend.report.page.clients import STATUS, as_plain, read_clients
+from fedblend.report.clients import STATUS, as_plain, read_clients
 from fedblend.report.page.content import client_content, page_content
 from fedblend.report.page.run_results import kept_verdict
-from fedblend.report.page.series import column, learning_curves
+from fedblend.report.series import column, learning_curves
 from synthetic_run import write_run
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedblend.errors import RunError
 from fedblend.report import measures
-from fedblend.report.page import verdict as words
-from fedblend.report.page.clients import STATUS, as_plain, one_client, taken
+from fedblend.report import verdict as words
+from fedblend.report.clients import STATUS, as_plain, one_client, taken
 from fedblend.report.page.run_results import (
     AUTO_ALONE,
     Plain,
@@ -26,7 +26,7 @@ from fedblend.report.page.run_results import (
     run_results,
     training_alone,
 )
-from fedblend.report.page.series import MOST_POINTS, number
+from fedblend.report.series import MOST_POINTS, number
 from fedblend.runs.paired import ALONE, contenders, pair_differences
 
 MOST_CELLS = 900_000

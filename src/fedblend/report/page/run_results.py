@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 from fedblend.algorithms.local_only import local_only
 from fedblend.errors import RunError
 from fedblend.report import measures
+from fedblend.report import verdict as words
+from fedblend.report.clients import ClientColumns, as_plain, read_clients
 from fedblend.report.measures import Row
-from fedblend.report.page import verdict as words
-from fedblend.report.page.clients import ClientColumns, as_plain, read_clients
-from fedblend.report.page.series import higher_is_better, learning_curves, number
+from fedblend.report.series import higher_is_better, learning_curves, number
 from fedblend.runs.run_folder import Folder, read_json, read_rows, read_summary
 from fedblend.stats.intervals import LEVEL
 

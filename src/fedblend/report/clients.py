@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.errors import RunError, hint
-from fedblend.report.page.series import column, numeric
+from fedblend.report.series import column, numeric
 from fedblend.runs.run_folder import Folder, read_table
 
 STATUS = ("harmed", "unsure", "gains", "unknown", "not finite")

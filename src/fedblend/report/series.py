@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fedblend.metrics.registry import entry
 from fedblend.report.measures import MODELS, Row, align_seeds, seeds_range, value_at
 
 DIGITS = 6
@@ -142,15 +143,14 @@ def _line(table: list[list[Row]], path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def higher_is_better(spread: Any, metric: str) -> bool:
-    """Which way a metric is better, from its worst and best client, or by its name.
+    """Which way a metric is better, by its name or from its worst and best client.
 
-    >>> higher_is_better({"worst": 0.2, "best": 0.9}, "accuracy")
-    True
     >>> higher_is_better({"worst": 1, "best": 1}, "log_loss")
     False
+    >>> higher_is_better({"worst": 0.2, "best": 0.9}, "a metric of one's own")
+    True
     """
-    worst, best = value_at(spread, "worst"), value_at(spread, "best")
-    if math.isfinite(worst) and math.isfinite(best) and worst != best:
-        return best > worst
-    lower = ("loss", "mse", "mae", "rmse", "brier", "error", "perplexity")
-    return not any(word in metric for word in lower)
+    known = entry(metric)
+    if known is not None:
+        return known.facts.higher_is_better
+    return not value_at(spread, "best") < value_at(spread, "worst")

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedblend.registry import ALGORITHMS
 from fedblend.report import measures
-from fedblend.report.page.clients import STATUS, ClientColumns
-from fedblend.report.page.series import higher_is_better
+from fedblend.report.clients import STATUS, ClientColumns
+from fedblend.report.series import higher_is_better
 from fedblend.runs.paired import ALONE
 from fedblend.stats.gains import GainSummary
 
@@ -68,15 +68,18 @@ def headline(summary: dict[str, Any], metric: str | None = None) -> Headline | N
         if model in runs[0]["measures"][split]
     }
     spread = next(iter(runs[0]["measures"][split].values()))[metric]
-    harmed = summary.get("harmed") or (runs[0].get("harmed") if len(runs) == 1 else {})
-    gains = (harmed or {}).get(split, {}).get(metric, {})
+    found = Headline(
+        split, metric, higher_is_better(spread, metric), models, None, None
+    )
+    gains = summary.get("harmed", {}).get(split, {}).get(metric, {})
     for name, plain in gains.items():
-        known = measures.summary_from(plain)
-        if known is not None:
+        if set(plain) == set(GainSummary._fields):  # not of an older fedblend
+            counts: Any = {
+                key: math.nan if of is None else of for key, of in plain.items()
+            }
             other = name.removeprefix("than_")
-            higher = higher_is_better(spread, metric)
-            return Headline(split, metric, higher, models, other, known)
-    return Headline(split, metric, higher_is_better(spread, metric), models, None, None)
+            return found._replace(other=other, gain=GainSummary(**counts))
+    return found
 
 
 def _mean(runs: Sequence[dict], *path: str) -> float:
@@ -123,7 +126,7 @@ def interval(low: float, high: float, metric: str) -> str:
 
 
 def sentences(
-    summary: dict[str, Any] | None, clients: ClientColumns | None
+    summary: dict[str, Any] | None, clients: ClientColumns | None = None
 ) -> tuple[str, list[str]]:
     """The verdict of one run: a word for its color, and the sentences.
 
@@ -135,6 +138,8 @@ def sentences(
     found = headline(summary)
     if found is None:
         return "open", ["Nothing was measured in this run."]
+    if found.gain is not None and found.gain.not_finite and not found.gain.clients:
+        return "bad", _who_is_harmed(found, found.gain, clients)
     if found.gain is None or not found.gain.clients:
         method = ALGORITHMS.get(str(summary.get("algorithm")))
         alone = method is not None and not method.sends

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedblend.report.page.verdict import Headline, of_several, sentences
+from fedblend.report.verdict import Headline, of_several, sentences
 from fedblend.stats.gains import GainSummary
 
 SURE = GainSummary(0, 0.0, 0.0, 0.0, 1, 9, 10, 0, 0, 0, 10, 0.05, 0.02, 0.08)
