@@ -12,11 +12,11 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.datasets.built_in import quadratics
-from fedblend.data.download import data_home, public_set
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition import contiguous
 from fedblend.theory import constants
 from fedblend.theory.constants import MixtureConstants, mixture
+from fedblend_reproductions.datasets.download import PUBLIC_SETS, data_home
 
 UNEQUAL = np.array([0.9, 0.5, 0.2, 0.7, 1.0, 0.05])
 """Weights of the shared model that all differ, for six clients."""
@@ -195,7 +195,7 @@ def real():
     known: dict[tuple[str, int], Case] = {}
 
     def case(name: str, clients: int) -> Case:
-        if not public_set(name).usable:
+        if not PUBLIC_SETS[name].usable:
             pytest.skip(f"{name} is not in {data_home()}; see FEDBLEND_DATA")
         if (name, clients) not in known:
             known[name, clients] = logistic_case(name, clients)

@@ -13,9 +13,9 @@ import pytest
 
 import fedblend_reproductions.datasets  # noqa: F401 (registers the papers' datasets)
 from fedblend.config import toml
-from fedblend.data.download import data_home as home_of_data
-from fedblend.data.download import public_set
 from fedblend.runs import results
+from fedblend_reproductions.datasets.download import PUBLIC_SETS
+from fedblend_reproductions.datasets.download import data_home as home_of_data
 from tiny_config import TINY
 
 BROWSER_OPTIONS = (
@@ -52,7 +52,7 @@ def needs() -> Callable[..., None]:
 
     def check(*names: str) -> None:
         for name in names:
-            if not public_set(name).usable:
+            if not PUBLIC_SETS[name].usable:
                 pytest.skip(f"{name} is not in {home_of_data()}; see FEDBLEND_DATA")
 
     return check

@@ -13,7 +13,6 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.dataset import DataError
-from fedblend.data.download import public_set
 from fedblend_reproductions.board import (
     cells,
     page,
@@ -29,6 +28,7 @@ from fedblend_reproductions.board.published import ON_TASK, PFLLIB, Published
 from fedblend_reproductions.board.rows import row_of
 from fedblend_reproductions.board.tasks import TASKS, Task, by_classes, by_dirichlet
 from fedblend_reproductions.datasets import synthetic_mixture
+from fedblend_reproductions.datasets.download import PUBLIC_SETS
 
 
 def tiny_data():
@@ -374,7 +374,7 @@ def test_the_section_of_the_figure(tmp_path):
 
 @pytest.mark.slow
 def test_scafflix_needs_fewer_communications(tmp_path, monkeypatch):
-    if not public_set("a6a").usable:
+    if not PUBLIC_SETS["a6a"].usable:
         pytest.skip("a6a is not downloaded")
     monkeypatch.setattr(scafflix, "ALPHAS", (1.0, 0.01))
     cell = scafflix.measure("a6a", tmp_path)

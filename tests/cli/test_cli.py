@@ -274,9 +274,9 @@ def test_show_and_lists(capsys, finished):
         assert main(["list", kind]) == 0
         assert word in capsys.readouterr().out
     assert main(["data", "list"]) == 0
-    assert main(["data", "info", "mnist"]) == 0
+    assert main(["data", "info", "femnist"]) == 0
     said = capsys.readouterr().out
-    assert "terms: CC BY-SA" in said and "writers: default false" in said
+    assert "terms: NIST SD 19" in said and "digits_only: default false" in said
     assert main(["data", "get", "digits"]) == 0
     assert main(["--version"]) == 0
 

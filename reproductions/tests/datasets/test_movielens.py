@@ -10,14 +10,14 @@ import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import DATASETS, load
-from fedblend.data.download import is_intact, public_set
 from fedblend.errors import UserError
+from fedblend_reproductions.datasets.download import PUBLIC_SETS, is_intact
 
 
 def test_movielens_has_the_published_counts(needs, data_home):
     """1 000 209 ratings of 3706 movies by 6040 users, 20 to 2314 each, median 96."""
     needs("movielens")
-    public = public_set("movielens")
+    public = PUBLIC_SETS["movielens"]
     for file in public.copies:
         path = public.path(file)
         assert path is not None and is_intact(file, path)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.download import data_home, public_set
 from fedblend.errors import UserError
 from fedblend_reproductions.datasets import celeba_smile, cifar10
+from fedblend_reproductions.datasets.download import PUBLIC_SETS, data_home
 
 
 def test_cifar10_part():
-    public = public_set("cifar10")
+    public = PUBLIC_SETS["cifar10"]
     if not all(map(public.path, public.copies)):
         pytest.skip(f"the part of cifar10 is not in {data_home()}; see FEDBLEND_DATA")
     dataset = cifar10(full=False)

@@ -11,7 +11,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import Format, OutputFormat, option
 
 if TYPE_CHECKING:
-    from fedblend.data.dataset import DatasetInfo
+    from fedblend.data.dataset import DatasetInfo, PublicFiles
 
 app = typer.Typer(
     help="List, download and describe datasets.",
@@ -40,16 +40,13 @@ def list_() -> None:
 
 
 def _presence(info: "DatasetInfo") -> str:
-    from fedblend.data.download import public_set
-
     if not info.needs:
         return "built in" if info.license != "Your own" else "your own"
-    found = [public_set(need) for need in info.needs]
-    if all(entry.usable for entry in found):
+    if all(files.usable for files in info.needs):
         return "here"
-    if found[0].usable:
+    if info.needs[0].usable:
         return "in part"
-    return "by hand" if found[0].instruction else "to get"
+    return "by hand" if info.needs[0].instruction else "to get"
 
 
 @app.command("get")
@@ -63,21 +60,26 @@ def get(
 
     fedblend data get mnist
     """
-    from fedblend.data.datasets import DATASETS
+    from fedblend.data.dataset import DATASETS, DataError
+    from fedblend.errors import hint
 
-    needs = DATASETS[name].needs if name in DATASETS else (name,)
-    if not needs:
+    known = {one.name: (one,) for info in DATASETS.values() for one in info.needs}
+    known |= {name: info.needs for name, info in DATASETS.items()}
+    if name not in known:
+        public = sorted(one for one, files in known.items() if files)
+        raise DataError(
+            f"{name!r} is not a public dataset with files; {hint(name, public)}"
+        )
+    if not known[name]:
         typer.echo(f"{name}: needs no files")
-    for need in needs:
-        for path in _download(need, base):
+    for files in known[name]:
+        for path in _download(files, base):
             typer.echo(str(path))
 
 
-def _download(name: str, base: str | None) -> list[Path]:
+def _download(files: "PublicFiles", base: str | None) -> list[Path]:
     """Download one public dataset, with a progress bar in a terminal."""
     from rich import progress
-
-    from fedblend.data import download
 
     console = screen.console(stderr=True)
     with progress.Progress(
@@ -90,12 +92,12 @@ def _download(name: str, base: str | None) -> list[Path]:
         transient=True,
         disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task(name, total=None)
+        task = bar.add_task(files.name, total=None)
 
         def report(done: int, total: int | None) -> None:
             bar.update(task, completed=done, total=total)
 
-        return download.get(name, progress=report, base=base)
+        return files.get(report, base)
 
 
 @app.command("example")
@@ -177,19 +179,6 @@ def info(name: Name) -> None:
         else:
             value = f"default {literal(parameter.default)}"
         lines.append(f"  option {key}: {value}")
-    for need in found.needs:
-        lines += _files(need)
+    for files in found.needs:
+        lines += [f"  {line}" for line in files.describe()]
     typer.echo("\n".join(lines))
-
-
-def _files(need: str) -> list[str]:
-    from fedblend.data.download import public_set
-
-    found = public_set(need)
-    lines = []
-    for file in (*found.files, *found.copies):
-        lines.append(f"  file {file.name}: {found.path(file) or 'not here'}")
-    if not found.usable:
-        advice = f"fedblend data get {need}"
-        lines.append(f"  to get {need}: {found.instruction or advice}")
-    return lines

@@ -11,7 +11,7 @@ Its options are the loader's parameters; ``DATASETS`` imports every module of
 ``data.datasets`` when it is first read, and those of other distributions that have an
 entry point of the group ``fedblend.datasets``.
 
-Images are float32 in [0, 1], four bytes a pixel: MNIST takes 220 MB, all of CIFAR-10
+Images are float32 in [0, 1], four bytes per pixel: MNIST takes 220 MB, all of CIFAR-10
 740 MB, and federated data is one copy.
 """
 
@@ -26,7 +26,17 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import (
+    IO,
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+)
 
 import numpy as np
 
@@ -176,6 +186,35 @@ class Size(NamedTuple):
     """Natural clients."""
 
 
+class PublicFiles(Protocol):
+    """Files of a dataset that are downloaded, or put in place by hand."""
+
+    @property
+    def name(self) -> str:
+        """By which ``fedblend data get`` finds them."""
+        ...
+
+    @property
+    def usable(self) -> bool:
+        """Whether a loader can read them."""
+        ...
+
+    @property
+    def instruction(self) -> str:
+        """How to obtain files that cannot be downloaded; else empty."""
+        ...
+
+    def describe(self) -> list[str]:
+        """Where each file is, and how to get what is missing."""
+        ...
+
+    def get(
+        self, progress: Callable[[int, int | None], None], base: str | None
+    ) -> list[Path]:
+        """Download what is missing, from a mirror ``base`` if given, and check all."""
+        ...
+
+
 class DatasetInfo(NamedTuple):
     """What is known of a dataset before it is loaded."""
 
@@ -185,8 +224,8 @@ class DatasetInfo(NamedTuple):
     size: Size
     license: str
     """The terms of use, and what to cite."""
-    needs: tuple[str, ...]
-    """The public sets whose files the loader reads, named as in ``catalog.toml``."""
+    needs: tuple[PublicFiles, ...]
+    """The files that the loader reads."""
     model: str | None
     """The model of a configuration that names none; None for a linear one."""
     by_row: bool
@@ -210,7 +249,7 @@ def dataset(
     license: str,
     *,
     name: str | None = None,
-    needs: tuple[str, ...] = (),
+    needs: tuple[PublicFiles, ...] = (),
     model: str | None = None,
     by_row: bool = False,
 ) -> Callable[[Loader], Loader]:
@@ -221,7 +260,7 @@ def dataset(
         size: how many rows, classes and clients.
         license: the terms of use, and what to cite.
         name: by which ``load`` finds it; by default the function's.
-        needs: the public sets whose files it reads.
+        needs: the files that it reads.
         model: the model of a configuration that names none; None for a linear one.
         by_row: whether a row is computed from itself alone; otherwise a private run on
             it has no guarantee.

@@ -107,7 +107,7 @@ def test_pixels_have_one_scale():
     ],
 )
 def test_datasets_that_ship_are_not_odd(name, options, needs):
-    needs(*datasets.DATASETS[name].needs[:1])
+    needs(*(one.name for one in datasets.DATASETS[name].needs[:1]))
     shipped = datasets.load(name, **options)
     assert [*index_like(shipped), *wild_scales(shipped)] == []
 

@@ -17,13 +17,13 @@ import fedblend as fb
 import known_tables
 from fedblend.config.build import build
 from fedblend.data.dataset import Task
-from fedblend.data.download import data_home
 from fedblend.runs.auto import comparison, description, tuning
 from fedblend.runs.auto.candidates import CANDIDATES, Request, configuration
 from fedblend.runs.auto.comparison import AutoComparison, Screen
 from fedblend.runs.auto.linear import PooledRows, flix_models, hierarchical_models
 from fedblend.stats.constant_baseline import constant_losses
 from fedblend.trees import precision
+from fedblend_reproductions.datasets.download import data_home
 
 DRAW = np.random.default_rng(0)
 COUNTS = np.array([30, 12, 45, 8])

@@ -26,7 +26,7 @@ def sets(quick: bool) -> dict[str, tuple[Dataset, float | str]]:
     # MNIST's own test rows are by other writers.
     return {
         "femnist": (femnist, "official"),
-        "mnist": (fb.datasets.load("mnist", writers=True), 0.2),
+        "mnist": (fb.datasets.load("mnist_writers"), 0.2),
     }
 
 

@@ -44,7 +44,7 @@ from fedblend.data.dataset import (
 )
 from fedblend.data.tokenizer import PADDING as PADDING
 from fedblend.data.tokenizer import cut, from_texts, load_tokenizer
-from fedblend_reproductions.datasets.files import find_either
+from fedblend_reproductions.datasets.download import find_either, public_sets
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -135,7 +135,7 @@ def by_writer(
     Size(rows=54500, classes=80, clients=1129),
     "World Library's text, personal non-commercial use, not to be passed on; "
     "McMahan et al. 2017; Caldas et al. 2018",
-    needs=("shakespeare",),
+    needs=public_sets("shakespeare"),
     model="char_rnn",
     by_row=True,
 )
@@ -189,7 +189,7 @@ _WRITTEN = (
     Size(rows=12807, test_rows=14222, classes=80),
     "CC BY-SA 3.0; Merity et al. 2017",
     name="wikitext-2",
-    needs=("wikitext-2",),
+    needs=public_sets("wikitext-2"),
     model="char_rnn",
     by_row=True,
 )

@@ -7,7 +7,8 @@ learning algorithms" (2017, arXiv:1708.07747).
 """
 
 from fedblend.data.dataset import Dataset, Size, dataset
-from fedblend.data.datasets.images import read_split
+from fedblend_reproductions.datasets.download import public_sets
+from fedblend_reproductions.datasets.mnist import read_split
 
 _CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 
@@ -16,7 +17,7 @@ _CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ank
     "Clothes, 28 x 28",
     Size(rows=60000, test_rows=10000, classes=10),
     "MIT; Xiao et al. 2017",
-    needs=("fashion_mnist",),
+    needs=public_sets("fashion_mnist"),
     by_row=True,
 )
 def fashion_mnist() -> Dataset:

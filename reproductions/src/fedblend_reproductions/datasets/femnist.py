@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend.data.dataset import Dataset, MissingDataError, Size, dataset
 from fedblend.data.readers.arrays import opened
-from fedblend_reproductions.datasets.files import find_either
+from fedblend_reproductions.datasets.download import find_either, public_sets
 
 _DIGITS = "0123456789"
 _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -24,7 +24,7 @@ _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     "Handwritten characters by writer, 28 x 28",
     Size(rows=41495, test_rows=4763, classes=62, clients=300),
     "NIST SD 19, public domain; LEAF, BSD-2; Caldas et al. 2018",
-    needs=("femnist",),
+    needs=public_sets("femnist"),
     model="cnn",
     by_row=True,
 )

@@ -19,7 +19,7 @@ from fedblend.data.dataset import (
     dataset,
     require,
 )
-from fedblend.data.download import find, public_set
+from fedblend_reproductions.datasets.download import find, public_sets
 
 _SETS = {
     "a6a": ("Adult incomes, 122 features", 11220, "CC BY 4.0 (UCI Adult)"),
@@ -57,7 +57,7 @@ def libsvm(
         dtype: "float32" or "float64".
     """
     known = name in _SETS
-    path = find(name, public_set(name).files[0].name) if known else Path(name)
+    path = find(name, public_sets(name)[0].files[0].name) if known else Path(name)
     if not path.is_file():
         raise MissingDataError(
             f"libsvm: {name!r} is neither a file nor one of {', '.join(_SETS)}"
@@ -83,7 +83,7 @@ for _name, (_summary, _rows, _license) in _SETS.items():
     _size = Size(rows=_rows, classes=2)
     _terms = f"{_license}; LIBSVM page; cite Chang & Lin 2011"
     _register = dataset(
-        _summary, _size, _terms, name=_name, needs=(_name,), by_row=True
+        _summary, _size, _terms, name=_name, needs=public_sets(_name), by_row=True
     )
     _register(partial(libsvm, _name))
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedblend.checks import COUNT, Number, gate
 from fedblend.data.dataset import DataError, Dataset, Size, dataset, open_unpacked
-from fedblend_reproductions.datasets.files import find_either
+from fedblend_reproductions.datasets.download import find_either, public_sets
 
 MOVIES = 3952
 """The largest number of a movie; 0 is no movie."""
@@ -37,7 +37,7 @@ ARCHIVE, ORDERED = "ml-1m.zip", "ratings_ordered.dat.xz"
     "The next movie a user rates, from up to ten before it",
     Size(rows=994169, classes=3953, clients=6040),
     "Research, not commercial, not to be passed on; Harper & Konstan 2015",
-    needs=("movielens",),
+    needs=public_sets("movielens"),
     model="dual_encoder",
     by_row=True,
 )

@@ -28,7 +28,7 @@ from fedblend.data.dataset import (
     intact,
     require,
 )
-from fedblend.data.download import find
+from fedblend_reproductions.datasets.download import find, public_sets
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
 _LABELS = "labels.json"
@@ -40,7 +40,7 @@ _RECORD = 1 + 3 * 32 * 32  # a label, then the planes red, green, blue
     "Photographs, 32 x 32, or a part (10000 + 2000)",
     Size(rows=50000, test_rows=10000, classes=10),
     "No formal license; Krizhevsky 2009",
-    needs=("cifar10",),
+    needs=public_sets("cifar10"),
     model="cnn",
     by_row=True,
 )
@@ -64,7 +64,7 @@ def cifar10(full: bool | None = None) -> Dataset:
     "Faces, 28 x 28, smiling or not",
     Size(rows=5000, test_rows=1000, classes=2),
     "Non-commercial research only, not to be passed on; Liu et al. 2015",
-    needs=("celeba_smile",),
+    needs=public_sets("celeba_smile"),
     model="cnn",
     by_row=True,
 )

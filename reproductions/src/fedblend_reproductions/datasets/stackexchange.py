@@ -41,7 +41,7 @@ from fedblend_reproductions.datasets.characters import (
     by_writer,
     spelled,
 )
-from fedblend_reproductions.datasets.files import find_either
+from fedblend_reproductions.datasets.download import find_either, public_sets
 
 _WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
 _FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$]*\$")
@@ -64,7 +64,7 @@ FILE = "quantumcomputing.Posts.xml.xz"
     "Tags of posts on quantum computing by user, bags of words",
     Size(rows=1664, classes=100, clients=331),
     LICENSE,
-    needs=("stackexchange",),
+    needs=public_sets("stackexchange"),
 )
 @gate(words=COUNT, tags=COUNT, minimum=COUNT)
 def stackexchange(
@@ -114,7 +114,7 @@ def stackexchange(
     "The next character in those posts by user, windows of 80",
     Size(rows=26878, classes=80, clients=331),
     LICENSE,
-    needs=("stackexchange",),
+    needs=public_sets("stackexchange"),
     model="char_rnn",
     by_row=True,
 )

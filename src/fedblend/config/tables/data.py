@@ -33,7 +33,6 @@ from fedblend.config.table import (
     exactly_one,
     one_of,
     refuse_first,
-    subtable,
     table_of,
     within,
 )
@@ -252,8 +251,6 @@ def known_size(data: Content) -> Size | None:
 def has_clients(data: Content) -> bool:
     """Whether the data names the client of each row."""
     size, file = known_size(data), data.get("file")
-    if data.get("source") == "mnist":
-        return bool(subtable(data, "options").get("writers"))
     if size is not None:
         return size.clients is not None
     named = isinstance(file, str) and (file.endswith(".npz") or Path(file).is_dir())

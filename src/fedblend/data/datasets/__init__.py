@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets by name: built in, drawn at random, or read from public files."""
+"""Datasets by name: built in, or drawn at random."""
 
 from fedblend.data.dataset import DATASETS as DATASETS
 from fedblend.data.dataset import info as info
@@ -9,4 +9,3 @@ from fedblend.data.datasets.built_in import breast_cancer as breast_cancer
 from fedblend.data.datasets.built_in import digits as digits
 from fedblend.data.datasets.built_in import quadratic_loss as quadratic_loss
 from fedblend.data.datasets.built_in import quadratics as quadratics
-from fedblend.data.datasets.images import mnist as mnist

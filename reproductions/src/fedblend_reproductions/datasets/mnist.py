@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""MNIST, optionally with the writer of every digit.
+"""MNIST, also with the writer of every digit.
 
 LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document
 recognition" (Proc. IEEE 1998). Writers from QMNIST: Yadav, Bottou, "Cold case: the
@@ -12,34 +12,41 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.data.dataset import Dataset, Size, dataset, intact, open_unpacked
-from fedblend.data.download import find
+from fedblend_reproductions.datasets.download import find, public_sets
 
 _TYPES = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
 _WRITER = 2  # the column of QMNIST's labels that holds the writer
 
 
 @dataset(
-    "Handwritten digits, 28 x 28, with writers if wanted",
-    Size(rows=60000, test_rows=10000, classes=10, clients=539),
-    "CC BY-SA 3.0; LeCun et al. 1998; writers: Yadav & Bottou 2019",
-    needs=("mnist", "mnist_writers"),
+    "Handwritten digits, 28 x 28",
+    Size(rows=60000, test_rows=10000, classes=10),
+    "CC BY-SA 3.0; LeCun et al. 1998",
+    needs=public_sets("mnist"),
     model="cnn",
     by_row=True,
 )
-def mnist(writers: bool = False) -> Dataset:
-    """60000 + 10000 images of 10 digits, [rows, 28, 28, 1] in [0, 1].
+def mnist() -> Dataset:
+    """60000 + 10000 images of 10 digits, [rows, 28, 28, 1] in [0, 1]."""
+    train, test = read_split("mnist", "train"), read_split("mnist", "t10k")
+    return Dataset(train, "classes", 10, test, name="mnist")
 
-    With ``writers`` the keys are the 539 people who wrote the training digits; the
-    test digits were written by 297 others.
+
+@dataset(
+    "Handwritten digits by writer, 28 x 28",
+    Size(rows=60000, test_rows=10000, classes=10, clients=539),
+    "CC BY-SA 3.0; LeCun et al. 1998; writers: Yadav & Bottou 2019",
+    needs=public_sets("mnist", "mnist_writers"),
+    model="cnn",
+    by_row=True,
+)
+def mnist_writers() -> Dataset:
+    """MNIST; keys are the 539 people who wrote the training digits.
+
+    The test digits were written by 297 others.
     """
-    return Dataset(
-        read_split("mnist", "train"),
-        "classes",
-        10,
-        read_split("mnist", "t10k"),
-        keys=_writers("train", 60000) if writers else None,
-        test_keys=_writers("test", 10000) if writers else None,
-        name="mnist",
+    return mnist()._replace(
+        keys=_writers("train", 60000), test_keys=_writers("test", 10000)
     )
 
 

@@ -73,7 +73,7 @@ def test_the_seed_decides(build):
     [
         (lambda: load("mnits"), "dataset: 'mnits' is unknown; did you mean 'mnist'"),
         (lambda: load("zzz"), "known are a6a, breast_cancer"),
-        (lambda: load("mnist", writer=True), "mnist: no option 'writer'; .*'writers'"),
+        (lambda: load("femnist", files="x"), "femnist: no option 'files'; .*'file'"),
         (lambda: load("digits", size=3), "digits: no option 'size'"),
         (lambda: load("synthetic", gamma=1.0), "the option 'beta' must be given"),
         (lambda: load("synthetic", gamma="1", beta=1.0), "gamma: '1' is not a number"),

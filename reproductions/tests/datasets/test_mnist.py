@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets read from public files, against facts their authors publish."""
+"""MNIST, against facts its authors publish; files that are missing or damaged."""
 
 import gzip
 
@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.datasets import load, mnist
+from fedblend.data.datasets import load
 from fedblend.data.partition import by_key, federate_dataset
+from fedblend_reproductions.datasets import mnist
 
 
 def test_mnist(needs):
     needs("mnist", "mnist_writers")
-    dataset = load("mnist", writers=True)
+    dataset = load("mnist_writers")
     inputs, labels = dataset.rows
     assert inputs.shape == (60000, 28, 28, 1)
     assert inputs.dtype == np.float32

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedblend.data.dataset import DataError, MissingDataError, open_unpacked
-from fedblend.errors import hint
 
 Progress = Callable[[int, int | None], None]
 """``progress(done, total)`` in bytes of the current file; total may be unknown."""
@@ -51,6 +50,8 @@ class PublicFile(NamedTuple):
 class PublicSet(NamedTuple):
     """The files of a public dataset."""
 
+    name: str
+    """By which ``fedblend data get`` finds it."""
     folder: str
     """Below the data home."""
     files: tuple[PublicFile, ...]
@@ -70,6 +71,51 @@ class PublicSet(NamedTuple):
         paths = (folder / name for folder in folders for name in names)
         return next((path for path in paths if path.is_file()), None)
 
+    def describe(self) -> list[str]:
+        """Where each file is, and how to get what is missing."""
+        lines = [
+            f"file {file.name}: {self.path(file) or 'not here'}"
+            for file in (*self.files, *self.copies)
+        ]
+        if self.usable:
+            return lines
+        advice = self.instruction or f"fedblend data get {self.name}"
+        return [*lines, f"to get {self.name}: {advice}"]
+
+    def get(
+        self,
+        progress: Progress = lambda done, total: None,
+        base: str | None = None,
+    ) -> list[Path]:
+        """Download the missing files, and check all files.
+
+        Args:
+            progress: called with the bytes done and in all, file by file.
+            base: the address of a mirror that has the files.
+
+        Returns:
+            The paths of the files.
+        """
+        if self.instruction:
+            raise DataError(f"{self.name}: cannot be downloaded: {self.instruction}")
+        paths = []
+        for file in self.files:
+            path = self.path(file)
+            if path is None or not is_intact(file, path):
+                path = data_home() / self.folder / file.name
+                addresses = file.addresses
+                if base:
+                    addresses = (f"{base.rstrip('/')}/{file.name}",)
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _fetch(self.name, file, addresses, path, progress)
+                except OSError as error:
+                    raise DataError(
+                        f"{self.name}: cannot write {path}: {error.strerror or error}"
+                    ) from None
+            paths.append(path)
+        return paths
+
     @property
     def usable(self) -> bool:
         """Whether a loader can read all files, or the reduced form."""
@@ -77,19 +123,18 @@ class PublicSet(NamedTuple):
         return any(all(map(self.path, form)) for form in forms)
 
 
-PUBLIC_SETS: dict[str, PublicSet] = {}
-"""The datasets with files, by the name that ``fedblend data get`` takes."""
-
-
-def add_catalog(path: Path) -> None:
-    """Add the public sets of a ``catalog.toml``."""
+def _read_catalog() -> dict[str, PublicSet]:
+    found = {}
+    path = Path(__file__).with_name("catalog.toml")
     for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
         for kind in {"files", "copies"} & entry.keys():
             entry[kind] = tuple(PublicFile(**file) for file in entry[kind])
-        PUBLIC_SETS[name] = PublicSet(**entry)
+        found[name] = PublicSet(name, **entry)
+    return found
 
 
-add_catalog(Path(__file__).with_name("catalog.toml"))
+PUBLIC_SETS = _read_catalog()
+"""The datasets with files, by the name that ``fedblend data get`` takes."""
 
 
 def data_home() -> Path:
@@ -101,18 +146,14 @@ def data_home() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "fedblend" / "data"
 
 
-def public_set(name: str) -> PublicSet:
-    """The public dataset of this name."""
-    if name not in PUBLIC_SETS:
-        raise DataError(
-            f"{name!r} is not a public dataset with files; {hint(name, PUBLIC_SETS)}"
-        )
-    return PUBLIC_SETS[name]
+def public_sets(*names: str) -> tuple[PublicSet, ...]:
+    """The public datasets of these names."""
+    return tuple(PUBLIC_SETS[name] for name in names)
 
 
 def find(name: str, *files: str) -> Path:
     """The path of the first of these files that exists, under any of its names."""
-    dataset = public_set(name)
+    dataset = PUBLIC_SETS[name]
     known = {file.name: file for file in (*dataset.files, *dataset.copies)}
     for file in files:
         path = dataset.path(known[file])
@@ -121,6 +162,22 @@ def find(name: str, *files: str) -> Path:
     advice = dataset.instruction or f"get it with: fedblend data get {name}"
     folder = data_home() / dataset.folder
     raise MissingDataError(f"{name}: {files[0]} is not in {folder}; {advice}")
+
+
+def find_either(name: str, chosen: str | None, *files: str) -> Path:
+    """The path of the user's own file, or of a public file of a dataset.
+
+    Args:
+        name: of the dataset.
+        chosen: the path of the user's file, if there is one.
+        files: otherwise the first of these files that exists.
+    """
+    if chosen is None:
+        return find(name, *files)
+    path = Path(chosen)
+    if not path.is_file():
+        raise MissingDataError(f"{name}: {path}: no such file")
+    return path
 
 
 def is_intact(file: PublicFile, path: Path) -> bool:
@@ -134,42 +191,6 @@ def is_intact(file: PublicFile, path: Path) -> bool:
     except (OSError, EOFError, zlib.error):
         return False
     return digest.hexdigest() == file.checksum
-
-
-def get(
-    name: str,
-    *,
-    progress: Progress = lambda done, total: None,
-    base: str | None = None,
-) -> list[Path]:
-    """Download the missing files of a dataset, and check all files.
-
-    Args:
-        name: of the dataset; see ``PUBLIC_SETS``.
-        progress: called with the bytes done and in all, file by file.
-        base: the address of a mirror that has the files.
-
-    Returns:
-        The paths of the files.
-    """
-    dataset = public_set(name)
-    if dataset.instruction:
-        raise DataError(f"{name}: cannot be downloaded: {dataset.instruction}")
-    paths = []
-    for file in dataset.files:
-        path = dataset.path(file)
-        if path is None or not is_intact(file, path):
-            path = data_home() / dataset.folder / file.name
-            addresses = (f"{base.rstrip('/')}/{file.name}",) if base else file.addresses
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _fetch(name, file, addresses, path, progress)
-            except OSError as error:
-                raise DataError(
-                    f"{name}: cannot write {path}: {error.strerror or error}"
-                ) from None
-        paths.append(path)
-    return paths
 
 
 def _fetch(
