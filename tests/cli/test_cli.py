@@ -282,14 +282,14 @@ def test_show_and_lists(capsys, finished):
 
 
 def test_seeds_in_all_spellings():
-    assert run.joined_seeds(["run", "x", "--seed", "1", "2", "3", "--resume"]) == [
+    assert run.join_seeds(["run", "x", "--seed", "1", "2", "3", "--resume"]) == [
         "run",
         "x",
         "--seed",
         "1,2,3",
         "--resume",
     ]
-    assert run.joined_seeds(["--seed", "1", "--seed", "2", "x", "3"]) == [
+    assert run.join_seeds(["--seed", "1", "--seed", "2", "x", "3"]) == [
         "--seed",
         "1",
         "--seed",
@@ -297,9 +297,9 @@ def test_seeds_in_all_spellings():
         "x",
         "3",
     ]
-    assert run.joined_seeds(["--seed=1", "2", "x", "3"]) == ["--seed=1,2", "x", "3"]
-    assert run.joined_seeds(["--seed"]) == ["--seed"]
-    assert run.joined_seeds(["--set", "a", "1", "2"]) == ["--set", "a", "1", "2"]
+    assert run.join_seeds(["--seed=1", "2", "x", "3"]) == ["--seed=1,2", "x", "3"]
+    assert run.join_seeds(["--seed"]) == ["--seed"]
+    assert run.join_seeds(["--set", "a", "1", "2"]) == ["--set", "a", "1", "2"]
 
 
 def command(*arguments, **options):

@@ -94,7 +94,7 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = run.joined_seeds(sys.argv[1:] if arguments is None else arguments)
+    arguments = run.join_seeds(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
         cpu_devices.wanted()

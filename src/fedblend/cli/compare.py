@@ -3,8 +3,6 @@
 """``fedblend compare`` and ``fedblend sweep``: several configurations, side by side."""
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +14,6 @@ from fedblend.cli.screen import ConfigFile, Settings, option
 
 if TYPE_CHECKING:
     from fedblend.runs.comparison import Comparison
-    from fedblend.runs.run import Step
 
 
 class TableFormat(StrEnum):
@@ -26,6 +23,7 @@ class TableFormat(StrEnum):
     markdown = "markdown"
 
 
+AGAIN = "interrupted; the same command with --resume continues"
 TableOption = Annotated[
     TableFormat | None, option("Print the table for a paper: latex or markdown.")
 ]
@@ -81,7 +79,7 @@ def compare(
     screen.compile_cache()
     from fedblend.runs.compare import compare as run_all
 
-    with watch_steps() as on_step:
+    with screen.interruptible(AGAIN), screen.watch_steps() as on_step:
         made = run_all(
             entries,
             out,
@@ -131,46 +129,6 @@ MOST_SHOWN = 8
 """Differences on the screen."""
 
 
-@contextmanager
-def watch_steps() -> Iterator[Callable[[str, "Step"], None]]:
-    """What every step of the runs inside is told: progress, and to stop at Ctrl-C."""
-    with (
-        screen.interruptible("interrupted; the same command with --resume continues"),
-        screen.lasting_interrupt() as stop,
-        _progress() as report,
-    ):
-
-        def on_step(name: str, step: "Step") -> None:
-            stop()
-            report(name, step)
-
-        yield on_step
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, "Step"], None]]:
-    """One bar for the stage at work; nothing without a terminal."""
-    console = screen.console(stderr=True)
-    if not console.is_terminal:
-        yield lambda name, step: None
-        return
-    from rich import progress as bars
-
-    with bars.Progress(console=console, transient=True) as bar:
-        task = bar.add_task("loading, compiling, choosing rates", total=None)
-
-        def report(name: str, step: "Step") -> None:
-            stage = "" if step.stage == "federated" else ", training alone"
-            bar.update(
-                task,
-                description=f"{name}{stage}",
-                completed=step.round,
-                total=step.rounds,
-            )
-
-        yield report
-
-
 def sweep(
     file: ConfigFile,
     over: Annotated[
@@ -205,7 +163,7 @@ def sweep(
     screen.compile_cache()
     from fedblend.runs.compare import sweep as run_all
 
-    with watch_steps() as on_step:
+    with screen.interruptible(AGAIN), screen.watch_steps() as on_step:
         made = run_all(
             file,
             over,

@@ -44,13 +44,13 @@ def init(
         text = text.replace('"first"', f'"{name}"')
         text = text.replace("runs/first", f"runs/{name}")
     else:
-        text = _for_table(file, data, client, target, algorithm)
+        text = _fill_table(file, data, client, target, algorithm)
     with file.open("x") as written:
         written.write(text)
     typer.echo(f"wrote {file}; run it with: fedblend run {file}")
 
 
-def _for_table(
+def _fill_table(
     file: Path,
     data: Path,
     client: str | None,

@@ -82,7 +82,7 @@ def _wait(running: Sequence[subprocess.Popen]) -> int:
     return 0
 
 
-def parsed(text: str) -> int | None:
+def parse_count(text: str) -> int | None:
     """The number of ``--processes``, or None for "auto"."""
     if text == "auto":
         return None
@@ -92,7 +92,7 @@ def parsed(text: str) -> int | None:
 
 
 @contextlib.contextmanager
-def joined(out: Path, found: bool) -> Iterator[Path]:
+def join(out: Path, found: bool) -> Iterator[Path]:
     """Join the processes of a run; the folder that this one writes.
 
     Args:

@@ -87,72 +87,55 @@ def run(
     formats = _formats(figures)
     config = screen.load(file, settings)
     out = out or results_folder(config)
-    count = None if processes is None else several.parsed(processes)
+    count = None if processes is None else several.parse_count(processes)
     if count is not None:
         again = [*(f"--set={setting}" for setting in settings), f"--out={out}"]
         again += ["--resume"] * resume + ["--live"] * live
         again += [f"--track={name}" for name in track or []]
         again += [f"--figures={figures}", f"--format={format.value}"]
         raise typer.Exit(several.launch(count, ["run", str(file), *again]))
-    with several.joined(out, found=processes is not None) as place:
+    with several.join(out, found=processes is not None) as place:
         from fedblend.runs.run import run_config
 
         if place != out:
             run_config(config, place, resume=resume, figures=())
             return
-        _run(file, config, settings, out, resume, live, formats, track or [], format)
+        _show_chosen(file, settings, out)
+        same = f"--out {shlex.quote(str(out))} --resume"
+        with (
+            screen.errors_of(
+                file, f"interrupted; the same command with {same} continues"
+            ),
+            screen.watch_steps() as watch,
+            live_page(out) if live else contextlib.nullcontext() as write_live,
+            follow(out, config, track or []) as note_rows,
+        ):
 
+            def report(step: "Step") -> None:
+                watch(config.name, step)
+                note_rows()
+                if write_live is not None:
+                    write_live()
 
-def _run(
-    file: Path,
-    config: "Config",
-    settings: list[str],
-    out: Path,
-    resume: bool,
-    live: bool,
-    formats: list[str],
-    track: list[str],
-    format: Format,
-) -> None:
-    """Run a configuration, and show how it goes and what comes out."""
-    from fedblend.runs.run import run_config
-
-    _show_chosen(file, settings, out)
-    same = f"--out {shlex.quote(str(out))} --resume"
-    with (
-        screen.errors_of(file, f"interrupted; the same command with {same} continues"),
-        screen.lasting_interrupt() as stop,
-        live_page(out) if live else contextlib.nullcontext() as write_live,
-        tracked(out, config, track) as note_rows,
-        progress(config) as report,
-    ):
-
-        def on_step(step: "Step") -> None:
-            stop()
-            report(step)
+            summary = run_config(
+                config,
+                out,
+                resume=resume,
+                on_step=report,
+                on_warning=screen.warn,
+                figures=formats,
+            )
             note_rows()
-            if write_live is not None:
-                write_live()
+        from fedblend.report.page import write_page
 
-        summary = run_config(
-            config,
-            out,
-            resume=resume,
-            on_step=on_step,
-            on_warning=screen.warn,
-            figures=formats,
-        )
-        note_rows()
-    from fedblend.report.page import write_page
-
-    page = write_page([out], out / REPORT)
-    show_summary(out, summary, format)
-    if format is Format.table:
-        screen.say(f"report: {page}")
+        page = write_page([out], out / REPORT)
+        show_summary(out, summary, format)
+        if format is Format.table:
+            screen.say(f"report: {page}")
 
 
 @contextlib.contextmanager
-def tracked(
+def follow(
     out: Path, config: "Config", names: list[str]
 ) -> Iterator[Callable[[], None]]:
     """Have trackers follow a run; the function writes the rows it has by now."""
@@ -262,7 +245,7 @@ def _seed_setting(seeds: list[str]) -> list[str]:
     return [f"run.seed={number}" for number in numbers]
 
 
-def joined_seeds(arguments: list[str]) -> list[str]:
+def join_seeds(arguments: list[str]) -> list[str]:
     """``--seed 1 2 3`` as ``--seed 1,2,3``, which option parsers understand.
 
     ``--seed=1 2 3`` is understood too.
@@ -277,46 +260,6 @@ def joined_seeds(arguments: list[str]) -> list[str]:
         numbers = begins or (numbers and joined[-1] == "--seed")
         joined.append(word)
     return joined
-
-
-@contextlib.contextmanager
-def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
-    """A bar for each stage with rounds per second; nothing without a terminal."""
-    console = screen.console(stderr=True)
-    if not console.is_terminal:
-        yield lambda step: None
-        return
-    from rich import progress as bars
-
-    class Speed(bars.ProgressColumn):
-        def render(self, task: bars.Task) -> Any:
-            return f"{task.speed:.1f} rounds/s" if task.speed else ""
-
-    names = {
-        "trial": "training alone, how long",
-        "local": "training alone, to compare",
-        "federated": config.algorithm.name,
-    }
-    with bars.Progress(
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        Speed(),
-        bars.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as bar:
-        waiting = bar.add_task("loading, compiling, choosing rates", total=None)
-        tasks: dict[str, Any] = {}
-
-        def report(step: "Step") -> None:
-            bar.update(waiting, visible=step.round == 0 and step.rounds > 0)
-            if step.stage not in tasks:
-                tasks[step.stage] = bar.add_task(names[step.stage], total=step.rounds)
-            bar.update(tasks[step.stage], completed=step.round, total=step.rounds)
-
-        yield report
 
 
 def track(
@@ -344,5 +287,5 @@ def track(
     config = read_config(place, imports=imports)
     if not place.metrics.is_file():
         raise RunError(f"{folder}: this run has no results yet; --resume continues it")
-    with screen.interruptible(), tracked(folder, config, to) as note_rows:
+    with screen.interruptible(), follow(folder, config, to) as note_rows:
         note_rows()

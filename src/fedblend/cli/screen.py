@@ -17,6 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
+    from fedblend.runs.run import Step
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -136,6 +137,39 @@ def lasting_interrupt() -> Iterator[Callable[[], None]]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+STAGES = {
+    "trial": ", training alone, how long",
+    "local": ", training alone, to compare",
+    "federated": "",
+}
+
+
+@contextlib.contextmanager
+def watch_steps() -> Iterator[Callable[[str, "Step"], None]]:
+    """What to call after every step of a run inside, with the run's name.
+
+    It shows progress in a terminal, and raises a Ctrl-C that would be lost.
+    """
+    from rich import progress
+
+    shown = console(stderr=True)
+    columns = *progress.Progress.get_default_columns(), progress.MofNCompleteColumn()
+    bar = progress.Progress(
+        *columns, console=shown, transient=True, disable=not shown.is_terminal
+    )
+    with lasting_interrupt() as stop, bar:
+        task = bar.add_task("loading, compiling, choosing rates", total=None)
+
+        def watch(name: str, step: "Step") -> None:
+            stop()
+            told = f"{name}{STAGES[step.stage]}"
+            bar.update(
+                task, description=told, completed=step.round, total=step.rounds
+            )
+
+        yield watch
 
 
 @contextlib.contextmanager

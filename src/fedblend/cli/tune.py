@@ -55,7 +55,7 @@ def tune(
     """
     from fedblend.runs.tune import models_folder, tune_config, write
 
-    grid = _parsed(alphas)
+    grid = _parse(alphas)
     config = screen.load(file, sets)
     folder = None if out is None else models_folder(out)
     with screen.errors_of(file):
@@ -71,7 +71,7 @@ def tune(
     screen.say(f"models: fedblend predict {place} TABLE.csv", f"clients: {out}")
 
 
-def _parsed(text: str) -> list[float]:
+def _parse(text: str) -> list[float]:
     grid = []
     for word in text.split(","):
         try:
