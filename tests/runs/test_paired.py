@@ -17,7 +17,6 @@ from fedblend.runs import per_row_scores
 from fedblend.runs.paired import (
     ALONE,
     contenders,
-    differences,
     pair_differences,
 )
 from fedblend.runs.run_folder import Folder
@@ -95,7 +94,7 @@ def folders(tmp_path_factory):
 
 def test_the_differences_are_those_of_the_clients_on_the_same_rows(folders):
     """Against the definition, from the rows as they were written."""
-    (found,) = differences(folders)
+    (found,) = pair_differences(contenders(folders))
     assert (found.name, found.other, found.metric) == ("slow", "fast", "accuracy")
     slow, fast = (per_row_scores.read(Folder(of)).evidence for of in folders.values())
     gaps = np.array([
@@ -111,7 +110,7 @@ def test_the_differences_are_those_of_the_clients_on_the_same_rows(folders):
     assert (found.gain.low <= found.gain.value)[known].all()
     row = found.row()
     assert row["clients"] == 5 and row["mean_gain"] < 0
-    (loss,) = differences(folders, ["loss"])
+    (loss,) = pair_differences(contenders(folders), ["loss"])
     assert loss.gain.mean[0] == pytest.approx(by_client.mean() / 2, abs=1e-6)
 
 
@@ -207,26 +206,26 @@ def test_other_data_is_refused_in_one_line(folders, tmp_path):
         text = dump(with_tables(**({"run": {"seed": [0, 1]}} | tables)))
         other = copied(folders["slow"], tmp_path / key[:8], text)
         with pytest.raises(RunError, match=f"^other: has other data than slow.*{key}"):
-            differences({"slow": folders["slow"], "other": other})
+            pair_differences(contenders({"slow": folders["slow"], "other": other}))
     changed = copied(folders["slow"], tmp_path / "changed")
     facts = changed / "run.json"
     facts.write_text(facts.read_text().replace('"rows": 1797', '"rows": 1798'))
     with pytest.raises(RunError, match="rows: 1797 there, 1798 here"):
-        differences({"slow": folders["slow"], "changed": changed})
+        pair_differences(contenders({"slow": folders["slow"], "changed": changed}))
     with pytest.raises(RunError, match=r"'acuracy': was not measured.*'accuracy'"):
-        differences(folders, ["acuracy"])
+        pair_differences(contenders(folders), ["acuracy"])
     with pytest.raises(RunError, match="'quick': is no run of the comparison"):
-        differences(folders, reference="quick")
+        pair_differences(contenders(folders), reference="quick")
 
 
 def test_a_run_without_evidence_is_refused(folders, tmp_path):
     empty = tmp_path / "empty"
     with pytest.raises(RunError, match=r"is not the folder of a run"):
-        differences({"empty": empty})
+        pair_differences(contenders({"empty": empty}))
     copied(folders["slow"], empty)
     with pytest.raises(RunError, match=r"has no evidence.safetensors"):
-        differences({"empty": empty})
+        pair_differences(contenders({"empty": empty}))
     whole = Folder(folders["slow"]).evidence.read_bytes()
     Folder(empty).evidence.write_bytes(whole[:-3])
     with pytest.raises(RunError, match=r"evidence.safetensors: is damaged"):
-        differences({"empty": empty})
+        pair_differences(contenders({"empty": empty}))

@@ -165,9 +165,7 @@ def watch_steps() -> Iterator[Callable[[str, "Step"], None]]:
         def watch(name: str, step: "Step") -> None:
             stop()
             told = f"{name}{STAGES[step.stage]}"
-            bar.update(
-                task, description=told, completed=step.round, total=step.rounds
-            )
+            bar.update(task, description=told, completed=step.round, total=step.rounds)
 
         yield watch
 

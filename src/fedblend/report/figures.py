@@ -20,7 +20,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.metrics.registry import entry
 from fedblend.report import measures
-from fedblend.report.measures import Clients, Curve, ModelScores, Row
+from fedblend.report.measures import Curve, ModelScores, Row
 from fedblend.simulation.result import Results
 from fedblend.stats.gains import Evidence, Gain, gain_summary
 
@@ -123,7 +123,7 @@ def plot_rows(
     folder: Path,
     evidence: Evidence | None = None,
     alone: Alone = None,
-    clients: Clients | None = None,
+    names: Sequence[str] = (),
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
     """Write the figures of a run's rows, each in all formats; the files written.
@@ -133,7 +133,7 @@ def plot_rows(
         folder: the folder of the figures; made if it is missing.
         evidence: ``Run.evidence``, for the figure of the clients' gains.
         alone: ``Run.alone``.
-        clients: the measured clients, for their names, rows and alpha.
+        names: of the measured clients.
         formats: of ``FORMATS``.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,19 +144,17 @@ def plot_rows(
             written += save(figure, folder / f"curves_{split}", formats)
             metric = measures.list_metrics(rows, split)[0]
             if evidence and (gains := measures.compare_models(evidence, split, metric)):
-                figure = gains_figure(gains, clients, alone)
+                figure = new_figure(6.4, 3.6)
+                draw_gains(figure.subplots(), gains, alone, names)
                 written += save(figure, folder / f"gains_{split}", formats)
     return written
 
 
-def plot_comparison(
-    rows: Mapping[str, list[Row]], tested: Sequence[Any], folder: Path
-) -> None:
-    """Write the figures of a comparison as PDF: curves, differences, clients.
+def plot_comparison(rows: Mapping[str, list[Row]], folder: Path) -> None:
+    """Write the curves of a comparison as PDF.
 
     Args:
         rows: those of every run, see ``measures.rows_of``.
-        tested: the differences between runs, as ``runs.paired`` finds them.
         folder: made if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,9 +175,6 @@ def plot_comparison(
                 lines[LABELS["local"]] = alone[0], LOOKS["local"]
             figure, _ = _panels({metric: lines}, split, "", width=6.8)
             save(figure, folder / "curves", ["pdf"])
-        if tested:
-            save(_differences_figure(tested), folder / "differences", ["pdf"])
-            save(_clients_figure(tested), folder / "clients", ["pdf"])
 
 
 def plot_sweep(
@@ -270,25 +265,6 @@ def curves_figure(
     return figure
 
 
-def gains_figure(found: ModelScores, clients: Clients | None, alone: Alone) -> Any:
-    """Gains sorted; with what is known of clients: by training rows, and alpha."""
-    if clients is None:
-        figure = new_figure(6.4, 3.6)
-        draw_gains(figure.subplots(), found, alone)
-        return figure
-    count = 2 if clients.alpha is None else 3
-    figure = new_figure(4.6 * count, 3.6)
-    axes = figure.subplots(1, count)
-    draw_gains(axes[0], found, alone, clients.names)
-    _draw_gains_by_rows(axes[1], found, clients, alone)
-    if clients.alpha is not None:
-        bins = np.linspace(0, 1, 21).tolist()
-        axes[2].hist(clients.alpha, bins, color=SHARED, edgecolor="w")
-        axes[2].set_xlabel("alpha, the weight of the shared model")
-        axes[2].set_ylabel("clients")
-    return figure
-
-
 def draw_gains(
     axes: Any, found: ModelScores, alone: Alone, names: Sequence[str] = ()
 ) -> None:
@@ -322,26 +298,6 @@ def _label(model: str, alone: Alone) -> str:
     """The name of a model; of training alone with its rounds."""
     rounds = measures.rounds_alone(alone) if model == "local" else ""
     return LABELS[model] + (f" ({rounds})" if rounds else "")
-
-
-def _draw_gains_by_rows(
-    axes: Any, found: ModelScores, clients: Clients, alone: Alone
-) -> None:
-    """The gains against the clients' training rows."""
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-    gain = found.gain
-    known = np.flatnonzero(np.isfinite(gain.value))
-    across = np.asarray(clients.train, float)[known]
-    axes.scatter(across, gain.value[known], c=_colors(gain)[known], s=14, zorder=3)
-    _draw_intervals(axes, across, gain, known)
-    axes.set_xlabel("training rows of the client")
-    axes.set_ylabel(f"gain over {_label(found.reference, alone)}")
-    if known.size:  # an empty axis has no logarithm
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _colors(gain: Gain) -> np.ndarray:
@@ -441,41 +397,3 @@ def _add_legend(figure: Any) -> None:
         if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
             return
         legend.remove()
-
-
-def _differences_figure(tested: Sequence[Any]) -> Any:
-    """The mean gain of every pair with its interval; filled where significant."""
-    shown = [one for one in tested if np.isfinite(one.gain.mean[0])]
-    figure = new_figure(COLUMN, 0.8 + 0.22 * max(len(shown), 1))
-    axes = figure.subplots()
-    for place, one in enumerate(shown):
-        mean, low, high = one.gain.mean
-        color = SHARED if one.significant else "#606060"
-        face = color if one.significant else "white"
-        axes.plot([low, high], [place, place], color=color, linewidth=1)
-        axes.plot(mean, place, "o", color=color, markerfacecolor=face)
-    axes.axvline(0, color="#404040", linewidth=0.8, linestyle=(0, (3, 2)))
-    axes.set_yticks(range(len(shown)), [f"{one.name} - {one.other}" for one in shown])
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    metric = shown[0].metric if shown else ""
-    axes.set_xlabel(f"gain in {metric}, 95 % interval\n(filled: significant, Holm)")
-    return figure
-
-
-def _clients_figure(tested: Sequence[Any]) -> Any:
-    """Every client's gain, sorted: of all methods over the one they have in common."""
-    common = tested[-1].other, tested[-1].metric
-    pairs = [one for one in tested if (one.other, one.metric) == common]
-    figure = new_figure(COLUMN, 2.4)
-    axes = figure.subplots()
-    for one, look in zip(pairs, looks(), strict=False):
-        gains = np.sort(one.gain.value[np.isfinite(one.gain.value)])
-        across = np.linspace(0, 100, len(gains)) if len(gains) > 1 else [50.0]
-        step = max(1, len(gains) // MARKED)
-        axes.plot(across, gains, label=one.name, markevery=step, **look)
-    axes.axhline(0, color="#404040", linewidth=0.8)
-    axes.set_xlabel("clients, sorted by gain (%)")
-    axes.set_ylabel(f"gain in {common[1]}\nover {common[0]}")
-    _add_legend(figure)
-    return figure

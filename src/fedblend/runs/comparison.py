@@ -153,7 +153,7 @@ def write(
         from fedblend.report.figures import plot_comparison
 
         rows = {name: run_folder.read_rows(Folder(of)) for name, of in folders.items()}
-        plot_comparison(rows, tested, out / "figures")
+        plot_comparison(rows, out / "figures")
     return made
 
 

@@ -86,27 +86,12 @@ class Difference(NamedTuple):
         }
 
 
-def differences(
-    folders: Mapping[str, Path],
-    metrics: Sequence[str] | None = None,
-    *,
-    reference: str | None = None,
-) -> list[Difference]:
-    """Compare finished runs with each other, all pairs, corrected together.
-
-    Args:
-        folders: the folder of each run, by the name it is to have.
-        metrics: what to compare; the main one of the runs if None.
-        reference: compare all others with this one only.
+def contenders(folders: Mapping[str, Path]) -> dict[str, Contender]:
+    """What can be compared: every run, and training alone where all have the same.
 
     Raises:
         RunError: the runs have other clients, splits or seeds, or lack the evidence.
     """
-    return pair_differences(contenders(folders), metrics, reference=reference)
-
-
-def contenders(folders: Mapping[str, Path]) -> dict[str, Contender]:
-    """What can be compared: every run, and training alone where all have the same."""
     places = {name: Folder(Path(path)) for name, path in folders.items()}
     check_same_data({name: _data_facts(place) for name, place in places.items()})
     found = {
@@ -122,7 +107,16 @@ def pair_differences(
     *,
     reference: str | None = None,
 ) -> list[Difference]:
-    """``differences`` of what was read."""
+    """Compare methods with each other, all pairs, corrected together.
+
+    Args:
+        found: the methods by name.
+        metrics: what to compare; the main one of the runs if None.
+        reference: compare all others with this one only.
+
+    Raises:
+        RunError: there is no such metric or reference.
+    """
     if reference is not None and reference not in found:
         raise RunError(
             f"{reference!r}: is no run of the comparison; {hint(reference, found)}"

@@ -186,8 +186,8 @@ def write_results(
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
     run_folder.write_clients(folder, run, seeds, columns, unseen)
     if formats and main_splits(rows):
-        clients = None if found is None else found[1]
-        plot_rows(rows, folder.figures, run.evidence, run.alone, clients, formats)
+        names = [run.federated_data.name(int(one)) for one in run.measured_ids]
+        plot_rows(rows, folder.figures, run.evidence, run.alone, names, formats)
     return {"harmed": harms(run.evidence)}
 
 

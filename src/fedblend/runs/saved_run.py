@@ -150,11 +150,6 @@ class SavedRun:
         """The file of the shared model, and of the part of a model that is shared."""
         return self.folder.model(self._file_seed(seed))
 
-    @property
-    def has_personal(self) -> bool:
-        """Whether clients deploy models of their own, and these are in the folder."""
-        return self.folder.personal(self._file_seed(None)).is_file()
-
     def personal(self, client: int | str, seed: int | None = None) -> PyTree:
         """The model that a client deploys: parameters, or a ``Blend``.
 

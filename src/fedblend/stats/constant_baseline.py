@@ -44,6 +44,8 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
         loss: its name.
         federated_data: training rows with inputs and targets.
     """
+    from scipy.special import entr  # -p log p
+
     train = federated_data.train
     each = [train.rows(client)[1] for client in range(federated_data.clients)]
     targets = np.concatenate(each)
@@ -52,8 +54,8 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
         values = targets.reshape(len(targets), -1).astype(np.float64)
         return float(0.5 * (weights @ (values - weights @ values) ** 2).sum())
     if loss == "multilabel":
-        often = weights @ (targets > 0)
-        return float((_information(often) + _information(1 - often)).mean())
+        often = np.minimum(weights @ (targets > 0), 1)
+        return float((entr(often) + entr(1 - often)).mean())
     if loss == "sequence_cross_entropy":
         known = targets >= 0
         places = np.maximum(known.sum(axis=1), 1)
@@ -63,12 +65,7 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
         return None
     often = np.bincount(targets, weights)
     total = often.sum()
-    return float(total * _information(often / total).sum())
-
-
-def _information(frequency: np.ndarray) -> np.ndarray:
-    """``-p log p``, and 0 where ``p`` is."""
-    return -frequency * np.log(np.where(frequency > 0, frequency, 1))
+    return float(total * entr(often / total).sum())
 
 
 def constant_losses(data: FederatedData, kind: str, outputs: int, split: str):
