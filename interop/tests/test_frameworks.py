@@ -144,7 +144,7 @@ def test_a_module_given_as_such_keeps_its_parameters():
 @pytest.mark.parametrize(
     ("convert", "source", "message"),
     [
-        (from_flax, FlaxBatchNormNet, "FlaxBatchNormNet has BatchNorm's batch stat"),
+        (from_flax, FlaxBatchNormNet, "FlaxBatchNormNet has a BatchStat at norm/mean"),
         (from_equinox, EquinoxBatchNormNet, "EquinoxBatchNormNet has state"),
         (
             from_equinox,
@@ -175,9 +175,9 @@ def test_modules_of_others_are_refused_in_one_line(framework):
     for wrong in (layer, torch.nn.Linear, lambda key: layer):
         with pytest.raises(InputError, match=r"of PyTorch; fb.models.from_torch t"):
             convert(wrong)
-    with pytest.raises(InputError, match=r"a int is not a module"):
+    with pytest.raises(InputError, match=r"an int is not a module"):
         convert(3)
-    with pytest.raises(InputError, match=r"returns a int is not a module"):
+    with pytest.raises(InputError, match=r"returns an int is not a module"):
         convert(lambda key: 3)
 
 
@@ -215,7 +215,7 @@ def test_keras_models_with_the_backend_jax():
     )
     lines = done.stdout.splitlines()
     assert "uses dropout, at dropout" in lines[0]
-    assert "has state at" in lines[1] and "LayerNormalization" in lines[1]
+    assert "has state at" in lines[1] and "LayerNorm" in lines[1]
     assert "has no weights yet" in lines[2]
     assert lines[3] == "True 4 [3.0, 3.0]"
 

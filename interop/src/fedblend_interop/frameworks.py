@@ -15,11 +15,12 @@ of the parameters.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
+from fedblend.checks import gate
 from fedblend.core import Key, PyTree
 from fedblend.errors import InputError, SettingError, UserError
 from fedblend.models.model import Model, Shape, describe
@@ -27,12 +28,10 @@ from fedblend.trees import leaves_by_path
 from fedblend_interop.torch_module import from_torch
 from fedblend_interop.torch_module import state_dict as state_dict
 from fedblend_interop.torch_module import to_torch as to_torch
-from fedblend_interop.torch_program import ExampleError
-
-Off = Literal["off"] | None
-"""Whether a module with dropout is trained without it; None refuses such a module."""
+from fedblend_interop.torch_program import ExampleError, Off, refuse_dropout
 
 
+@gate()
 def from_flax(source: Any, *, dropout: Off = None) -> Model:
     """A model from a Flax NNX module.
 
@@ -54,25 +53,19 @@ def from_flax(source: Any, *, dropout: Off = None) -> Model:
         given = isinstance(source, nnx.Module)
         return nnx.clone(source) if given else source(nnx.Rngs(key))
 
-    module = _made("from_flax", source, nnx.Module, draw)
+    module = _first_module("from_flax", source, nnx.Module, draw)
     drops = [
         "/".join(map(str, path))
         for path, part in nnx.iter_graph(module)
         if isinstance(part, nnx.Dropout) and part.rate > 0
     ]
-    _refuse_dropout("from_flax", module, drops, dropout)
     module.eval()
     graph, params, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
-    state = nnx.to_flat_state(rest)
-    if state:
-        path, variable = next(iter(state))
-        kind = type(variable).__name__
-        what = "BatchNorm's batch statistics" if kind == "BatchStat" else f"a {kind}"
-        raise ValueError(
-            f"from_flax: {type(module).__name__} has {what} at "
-            f"{'/'.join(map(str, path))}, only parameters can be mixed and averaged; "
-            "normalize within an example instead (LayerNorm, GroupNorm)"
-        )
+    states = [
+        f"a {type(variable).__name__} at {'/'.join(map(str, path))}"
+        for path, variable in nnx.to_flat_state(rest)
+    ]
+    _refuse("from_flax", type(module).__name__, dropout, drops, states)
     name, restore = _by_path(params, holder="/value")
 
     def apply(params, inputs):
@@ -81,6 +74,7 @@ def from_flax(source: Any, *, dropout: Off = None) -> Model:
     return Model(lambda key: name(nnx.state(draw(key), nnx.Param)), apply)
 
 
+@gate()
 def from_equinox(source: Any, *, dropout: Off = None) -> Model:
     """A model from an Equinox module, whose call takes one row.
 
@@ -103,7 +97,7 @@ def from_equinox(source: Any, *, dropout: Off = None) -> Model:
     def draw(key: Key) -> Any:
         return source if isinstance(source, equinox.Module) else source(key)
 
-    module = _made("from_equinox", source, equinox.Module, draw)
+    module = _first_module("from_equinox", source, equinox.Module, draw)
     layer = equinox.nn.Dropout
     kinds = (layer, equinox.nn.StateIndex, equinox.nn.State)
     parts, _ = jax.tree_util.tree_flatten_with_path(
@@ -115,14 +109,9 @@ def from_equinox(source: Any, *, dropout: Off = None) -> Model:
         if isinstance(part, layer)
         and not (isinstance(part.p, int | float) and not part.p)
     ]
-    _refuse_dropout("from_equinox", module, drops, dropout)
-    if any(isinstance(part, kinds[1:]) for _, part in parts):
-        first = module[0] if isinstance(module, tuple) else module
-        raise ValueError(
-            f"from_equinox: {type(first).__name__} has state between calls, as "
-            "BatchNorm does, only parameters can be mixed and averaged; normalize "
-            "within an example instead (LayerNorm, GroupNorm)"
-        )
+    states = ["state between calls" for _, part in parts if isinstance(part, kinds[1:])]
+    first = module[0] if isinstance(module, tuple) else module
+    _refuse("from_equinox", type(first).__name__, dropout, drops, states)
     module = equinox.nn.inference_mode(module)
     params, static = equinox.partition(module, equinox.is_inexact_array)
     name, restore = _by_path(params)
@@ -136,6 +125,7 @@ def from_equinox(source: Any, *, dropout: Off = None) -> Model:
     return Model(init, apply)
 
 
+@gate()
 def from_keras(model: Any, *, dropout: Off = None) -> Model:
     """A model from a Keras 3 model that is built, with JAX as its backend.
 
@@ -164,21 +154,15 @@ def from_keras(model: Any, *, dropout: Off = None) -> Model:
         for rate in (getattr(layer, name, 0) for name in ("rate", "dropout"))
         if isinstance(rate, int | float) and rate > 0
     ]
-    _refuse_dropout("from_keras", model, drops, dropout)
-    states = [one.path for one in model.non_trainable_variables]
-    states = [path for path in states if "seed" not in path]
-    if states:
-        raise InputError(
-            f"from_keras: {model.name} has state at {states[0]}, as BatchNormalization "
-            "does, only parameters can be mixed and averaged; normalize within an "
-            "example instead (LayerNormalization, GroupNormalization)"
-        )
+    rest = model.non_trainable_variables
+    states = [f"state at {one.path}" for one in rest if "seed" not in one.path]
+    _refuse("from_keras", model.name, dropout, drops, states)
     start = {one.path: one.value for one in model.trainable_variables}
-    rest = [one.value for one in model.non_trainable_variables]
+    fixed = [one.value for one in rest]
 
     def apply(params, inputs):
         own = [params[path] for path in start]
-        return model.stateless_call(own, rest, inputs, training=False)[0]
+        return model.stateless_call(own, fixed, inputs, training=False)[0]
 
     return Model(lambda key: dict(start), apply)
 
@@ -247,7 +231,9 @@ def _layouts(shape: Shape) -> Iterator[Shape]:
         yield (int(np.prod(shape)),)
 
 
-def _made(caller: str, source: Any, kind: type, draw: Callable[[Key], Any]) -> Any:
+def _first_module(
+    caller: str, source: Any, kind: type, draw: Callable[[Key], Any]
+) -> Any:
     """The module that ``draw`` makes of a source with key 0, refused if it is none."""
     _refuse_torch(caller, source)
     needed = "a module, or a function that makes one"
@@ -263,23 +249,33 @@ def _made(caller: str, source: Any, kind: type, draw: Callable[[Key], Any]) -> A
 
 def _refuse_torch(caller: str, source: Any) -> None:
     """Refuse modules of PyTorch, and classes of them; another function takes them."""
-    kinds = (type(source), source if isinstance(source, type) else object)
-    homes = {one.__module__ for kind in kinds for one in kind.__mro__}
-    if "torch.nn.modules.module" in homes:
+    kind = source if isinstance(source, type) else type(source)
+    if "torch.nn.modules.module" in {one.__module__ for one in kind.__mro__}:
         raise SettingError(
             f"{caller}: source",
             "is a module of PyTorch; fb.models.from_torch takes it",
         )
 
 
-def _refuse_dropout(caller: str, module: Any, places: list[str], dropout: Off) -> None:
-    if dropout not in ("off", None):
-        raise UserError(f"{caller}: dropout", dropout, '"off" or None')
-    if places and dropout is None:
+def _refuse(
+    caller: str, name: str, dropout: Off, drops: list[str], states: list[str]
+) -> None:
+    """Refuse dropout that is not switched off, and state that is no parameter.
+
+    Args:
+        caller: the function that converts the module.
+        name: of the module.
+        dropout: what the user said about it.
+        drops: where the module has dropout.
+        states: what it has besides parameters, and where.
+    """
+    if drops:
+        refuse_dropout(caller, name, dropout, f"at {drops[0]}")
+    if states:
         raise InputError(
-            f"{caller}: {type(module).__name__} uses dropout, at {places[0]}; a model "
-            'of fedblend computes the same in training and evaluation: dropout="off" '
-            "trains without it"
+            f"{caller}: {name} has {states[0]}, as layers of batch statistics do; only "
+            "parameters can be mixed and averaged; normalize within an example instead "
+            "(LayerNorm, GroupNorm)"
         )
 
 

@@ -10,18 +10,19 @@ model, which is neither trained nor sent.
 import copy
 import math
 from collections.abc import Callable, Container, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.checks import FLAG, gate
+from fedblend.checks import gate
 from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
-from fedblend.models.model import Model, Shape
+from fedblend.models.model import Model, Shape, describe
 from fedblend_interop.torch_program import (
+    Off,
     TorchProgram,
     example_errors,
     exported,
@@ -36,12 +37,12 @@ DTYPES = (np.dtype("float32"), np.dtype("float64"))
 """Of parameters."""
 
 
-@gate(freeze_batch_norm=FLAG)
+@gate()
 def from_torch(
     source: "nn.Module | Callable[[], nn.Module]",
     example: Any,
     *,
-    dropout: Literal["off"] | None = None,
+    dropout: Off = None,
     freeze_batch_norm: bool = False,
 ) -> Model:
     """A model from a PyTorch module, which runs unchanged in the compiled simulation.
@@ -72,21 +73,19 @@ def from_torch(
     """
     from torch import nn
 
-    if dropout not in ("off", None):
-        raise UserError("from_torch: dropout", dropout, '"off" or None')
     given = isinstance(source, nn.Module)
     if not given and not callable(source):
         raise UserError(
             "from_torch: source",
             source,
             "an nn.Module, or a function that makes one",
-            f"a {type(source).__module__}.{type(source).__qualname__}",
+            describe(source),
         )
     rows = _example(example)
     module = _prepared(copy.deepcopy(source), rows) if given else _made(source, rows, 0)
     rows = tuple(_like_parameters(one, module) for one in rows)
     name = type(module).__name__
-    refuse_training_only(name, module, rows, dropout or "", freeze_batch_norm)
+    refuse_training_only(name, module, rows, dropout, freeze_batch_norm)
     start = _parameters(module)
     program = program_of(name, exported(name, module.eval(), rows))
     program = _assigned(program, module, start)
@@ -178,7 +177,7 @@ def state_dict(
             "state_dict: params",
             params,
             "a dictionary by names, as a model of from_torch has",
-            f"a {type(params).__name__}",
+            describe(params),
         )
     own = {
         path.removeprefix("['").removesuffix("']"): torch.from_numpy(np.array(value))
@@ -239,7 +238,7 @@ def _made(
                 "from_torch: source",
                 module,
                 "an nn.Module, or a function that makes one",
-                f"a function that returns a {type(module).__name__}",
+                f"a function that returns {describe(module)}",
             )
         return _prepared(module, rows)
 

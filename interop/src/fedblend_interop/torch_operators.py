@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ATen's operators on single entries, reductions, and those that move entries, in JAX.
 
+Only those are here that are left when ``torch.export`` has taken the others apart.
+
 Where a function has a kink, the derivative there is PyTorch's: 0 for ReLU at 0, 1 for
 ``clamp`` at its bounds, the first of several largest entries for ``max`` along an axis.
 """
@@ -53,10 +55,6 @@ def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
 
 def _gelu(x, approximate="none"):
     return jax.nn.gelu(x, approximate=approximate == "tanh")
-
-
-def _softplus(x, beta=1.0, threshold=20.0):
-    return jnp.where(x * beta > threshold, x, jax.nn.softplus(x * beta) / beta)
 
 
 def _axis(axes: Axes) -> int | tuple[int, ...] | None:
@@ -124,12 +122,11 @@ def _sort(x, axis=-1, descending=False):
 
 
 _OF_JAX = (
-    *("abs", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "square"),
+    *("abs", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "exp2"),
     *("sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "round", "trunc"),
-    *("sign", "isnan", "isinf", "isfinite", "reciprocal", "exp2", "maximum"),
-    *("minimum", "logical_not", "logical_and", "logical_or", "logical_xor"),
-    *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "fmod"),
-    *("floor_divide", "remainder", "where"),
+    *("sign", "isnan", "isinf", "reciprocal", "maximum", "minimum", "where"),
+    *("logical_not", "logical_and", "logical_or", "logical_xor", "fmod", "remainder"),
+    *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor"),
 )
 """Operators that jax.numpy has under the same name, of the same arguments."""
 
@@ -146,15 +143,13 @@ _RENAMED = {
     "gt": "greater",
     "le": "less_equal",
     "lt": "less",
-    "max.other": "maximum",
-    "min.other": "minimum",
     "mul": "multiply",
     "ne": "not_equal",
     "neg": "negative",
 }
 """Those that it has under another name."""
 _REDUCTIONS = {
-    **{name: name for name in ("all", "any", "max", "mean", "min", "prod", "sum")},
+    **{name: name for name in ("any", "max", "mean", "min", "prod", "sum")},
     "amax": "max",
     "amin": "min",
 }
@@ -167,8 +162,6 @@ POINTWISE: dict[str, Callable[..., PyTree]] = {
     "argmax": _place(jnp.argmax),
     "argmin": _place(jnp.argmin),
     "clamp": _clamp,
-    "clamp_max": lambda x, high: _clamp(x, None, high),
-    "clamp_min": _clamp,
     "cumsum": lambda x, axis: jnp.cumsum(x, axis=axis),
     "div": _divide,
     "elu": _elu,
@@ -178,18 +171,13 @@ POINTWISE: dict[str, Callable[..., PyTree]] = {
     "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, slope * x),
     "linalg_vector_norm": _vector_norm,
     "_log_softmax": lambda x, axis, *_: jax.nn.log_softmax(x, axis=axis),
-    "log_sigmoid_forward": lambda x: (jax.nn.log_sigmoid(x), x),
-    "logsumexp": _reduction(jax.nn.logsumexp),
     "max.dim": partial(_extreme, jnp.argmax),
     "min.dim": partial(_extreme, jnp.argmin),
     "pow": _power,
     "relu": jax.nn.relu,
     "rsqrt": lax.rsqrt,
-    "rsub": lambda x, y, alpha=1: y - alpha * x,
     "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
     "_softmax": lambda x, axis, *_: jax.nn.softmax(x, axis=axis),
-    "softplus": _softplus,
     "sort": _sort,
     "sub": lambda x, y, alpha=1: x - alpha * y,
     "topk": _top,
@@ -227,20 +215,8 @@ def _select(x, axis, place):
     return x[_along(x, axis, place)]
 
 
-def _split(x, size, axis=0):
-    return jnp.split(x, range(size, x.shape[axis], size), axis=axis)
-
-
 def _split_with_sizes(x, sizes, axis=0):
     return jnp.split(x, list(accumulate(sizes[:-1])), axis=axis)
-
-
-def _unbind(x, axis=0):
-    return [_select(x, axis, place) for place in range(x.shape[axis])]
-
-
-def _roll(x, shifts, axes=()):
-    return jnp.roll(x, tuple(shifts), axis=tuple(axes) or None)
 
 
 def _pad(x, sizes, value=0.0):
@@ -285,15 +261,10 @@ def _slice_scatter(x, source, axis=0, start=None, end=None, step=1):
     return x.at[_along(x, axis, slice(start, end, step))].set(source)
 
 
-def _select_scatter(x, source, axis, place):
-    return x.at[_along(x, axis, place)].set(source)
-
-
 SHAPES: dict[str, Callable[..., PyTree]] = {
-    **dict.fromkeys(("alias", "clone", "contiguous", "_to_copy", "to"), _same),
+    **dict.fromkeys(("alias", "clone", "_to_copy"), _same),
     **dict.fromkeys(("lift_fresh_copy", "convert_element_type"), _same),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), jnp.reshape),
-    **dict.fromkeys(("detach", "detach_", "stop_gradient"), lax.stop_gradient),
+    **dict.fromkeys(("detach_", "stop_gradient"), lax.stop_gradient),
     "arange": jnp.arange,
     "cat": lambda xs, axis=0: jnp.concatenate(xs, axis=axis),
     "constant_pad_nd": _pad,
@@ -301,7 +272,6 @@ SHAPES: dict[str, Callable[..., PyTree]] = {
     "diagonal": lambda x, offset=0, one=0, two=1: jnp.diagonal(x, offset, one, two),
     "empty": lambda sizes, *_: jnp.zeros(sizes),
     "expand": _expand,
-    "eye": jnp.eye,
     "flip": lambda x, axes: jnp.flip(x, tuple(axes)),
     "full": lambda sizes, value, *_: jnp.full(sizes, value),
     "full_like": lambda x, value, *_: jnp.full_like(x, value),
@@ -309,30 +279,19 @@ SHAPES: dict[str, Callable[..., PyTree]] = {
     "index": lambda x, indices: x[_at(indices)],
     "index_put": _index_put,
     "index_select": lambda x, axis, index: jnp.take(x, index, axis=axis),
-    "masked_fill": lambda x, mask, value: jnp.where(mask, value, x),
-    "ones": lambda sizes, *_: jnp.ones(sizes),
     "permute": lambda x, axes: jnp.transpose(x, [axis % x.ndim for axis in axes]),
     "repeat": lambda x, repeats: jnp.tile(x, repeats),
-    "roll": _roll,
     "scalar_tensor": jnp.asarray,
     "scatter": _scatter,
     "scatter_add": _scatter_add,
     "select": _select,
-    "select_scatter": _select_scatter,
     "slice": _slice,
     "slice_scatter": _slice_scatter,
-    "split": _split,
     "split_with_sizes": _split_with_sizes,
     "squeeze": _squeeze,
-    "stack": lambda xs, axis=0: jnp.stack(xs, axis=axis),
     "sym_numel": jnp.size,
     "sym_size": jnp.size,
-    "t": jnp.transpose,
-    "transpose": jnp.swapaxes,
-    "tril": jnp.tril,
-    "triu": jnp.triu,
-    "unbind": _unbind,
     "unsqueeze": jnp.expand_dims,
-    "zeros": lambda sizes, *_: jnp.zeros(sizes),
+    "view": jnp.reshape,
 }
 """By the operator's name."""

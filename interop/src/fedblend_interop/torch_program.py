@@ -19,14 +19,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.errors import InputError
+from fedblend.errors import InputError, UserError
 from fedblend_interop.torch_layers import LAYERS, SEQUENCES
 from fedblend_interop.torch_operators import POINTWISE, SHAPES
 
@@ -110,6 +110,17 @@ def _typed(value: Any, dtype: Any) -> Any:
     return jnp.asarray(value, jax.dtypes.canonicalize_dtype(dtype))
 
 
+def decompositions() -> "dict[Any, Callable[..., Any]]":
+    """The operators that are taken apart, and how."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for operation in WHOLE:
+        base, overload = operation.split(".")
+        table.pop(getattr(getattr(torch.ops.aten, base), overload), None)
+    return table
+
+
 def exported(
     name: str, module: "nn.Module", example: tuple["Tensor", ...]
 ) -> "ExportedProgram":
@@ -117,11 +128,6 @@ def exported(
     import torch
 
     rows = torch.export.Dim.DYNAMIC
-    table = torch.export.default_decompositions()
-    for operation in WHOLE:
-        base, overload = operation.split(".")
-        packet = getattr(torch.ops.aten, base)
-        table.pop(getattr(packet, overload), None)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     logging.disable(logging.CRITICAL)  # pages about what becomes one line here
@@ -132,7 +138,7 @@ def exported(
                 module, example, dynamic_shapes=tuple({0: rows} for _ in example)
             )
             _mark_detached(graph)
-            return graph.run_decompositions(table)
+            return graph.run_decompositions(decompositions())
     except Exception as error:
         raise InputError(f"from_torch: {name} {_why(error)}") from None
     finally:
@@ -400,11 +406,30 @@ def _uses_batch(arguments: tuple) -> bool:
     return any(one is True for one in arguments)
 
 
+def _check_dropout(key: str, value: Any) -> Any:
+    if value not in ("off", None):
+        raise UserError(key, value, '"off" or None')
+    return value
+
+
+Off = Annotated[Literal["off"] | None, _check_dropout]
+"""Whether a module with dropout is trained without it; None refuses such a module."""
+
+
+def refuse_dropout(caller: str, name: str, dropout: Off, place: str) -> None:
+    """Refuse a module with dropout in this place, unless the user switched it off."""
+    if dropout is None:
+        raise InputError(
+            f"{caller}: {name} uses dropout, {place}; a model of fedblend computes the "
+            'same in training and evaluation: dropout="off" trains without it'
+        )
+
+
 def refuse_training_only(
     name: str,
     module: "nn.Module",
     example: tuple["Tensor", ...],
-    dropout: str,
+    dropout: Off,
     freeze_batch_norm: bool,
 ) -> None:
     """Refuse a module that is another one in training, unless the user said so.
@@ -413,12 +438,8 @@ def refuse_training_only(
         InputError: one line, with the layers.
     """
     drawing, averaging = observed(module, example, training=True)
-    if drawing and dropout != "off":
-        raise InputError(
-            f"from_torch: {name} uses dropout, in {layers(drawing)}; a model of "
-            'fedblend computes the same in training and evaluation: dropout="off" '
-            "trains without it"
-        )
+    if drawing:
+        refuse_dropout("from_torch", name, dropout, f"in {layers(drawing)}")
     _, always = observed(module, example, training=False)
     if always:
         raise InputError(

@@ -214,5 +214,6 @@ def describe(value: Any) -> str:
     """The kind of a value in words, such as "a torch.Tensor"."""
     if value is None:
         return "nothing"
-    home, kind = type(value).__module__, type(value).__qualname__
-    return f"a {kind}" if home == "builtins" else f"a {home}.{kind}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = kind.removeprefix("builtins.")
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
