@@ -28,9 +28,10 @@ def test_clients_train_on_noisy_gradients():
     models = []
     for noise in (0.0, 1.0, 1.0):
         built = build(config(noise))
+        assert isinstance(built.hidden, RowNoise)
+        built.hidden.counts = True  # as on nodes
         run = set_up(built.spec).complete()
         models.append(np.concatenate(list(map(np.ravel, jax.tree.leaves(run.shared)))))
-        assert isinstance(built.hidden, RowNoise)
         # Two steps of three clients in four rounds.
         assert sum(built.hidden.take_spent().values()) == (24 if noise else 0)
     bare, one, other = models

@@ -196,14 +196,27 @@ def test_the_generator_is_chacha20():
     )
 
 
-def test_device_and_host_make_the_same_numbers_of_the_same_bits():
-    words = np.random.default_rng(0).integers(0, 2**32, (2, 4000), dtype=np.uint32)
+def test_normal_numbers_are_box_and_mullers():
+    words = np.random.default_rng(0).integers(0, 2**32, (4, 4000), dtype=np.uint32)
     words[:, 0], words[:, 1] = 2**32 - 1, 0
     with jax.enable_x64(True):
         found = np.asarray(noise._normal(jnp.asarray(words)))
-    bits = (words[0].astype(float) * 2**20) + (words[1] >> 12)
-    np.testing.assert_allclose(found, stats.norm.ppf((bits + 0.5) / 2**52), rtol=1e-11)
-    assert 8.2 < found.max() == -found.min() < 8.21
+    high, low = words.reshape(2, 2, -1).astype(np.uint64)
+    uniform, part = ((high << 20 | low >> 12).astype(float) + 0.5) / 2.0**52
+    angle = np.pi / 2 * (part - 0.5 + (low[1] & 1)) + np.pi * (low[1] >> 1 & 1)
+    expected = np.sqrt(-2 * np.log(uniform)) * [np.cos(angle), np.sin(angle)]
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
+    assert 8.5 < np.hypot(*found).max() < 8.6
+
+
+def test_numbers_of_the_system_are_normal_and_independent():
+    """Of both halves of pairs, and with noise that is small beside the number."""
+    found = np.asarray(noise.add_noise(jnp.full(40_000, 5.0), 2.0, None)) - 5.0
+    assert stats.kstest(found / 2.0, "norm").pvalue > 1e-6
+    for apart in (1, 10_000, 20_000):
+        both = np.corrcoef(found[:-apart], found[apart:])[0, 1]
+        squares = np.corrcoef(found[:-apart] ** 2, found[apart:] ** 2)[0, 1]
+        assert max(abs(both), abs(squares)) < 6 / np.sqrt(20_000)
 
 
 def calls(jaxpr) -> list:
@@ -218,7 +231,9 @@ def test_no_leaf_travels_to_the_host_and_clients_share_a_call():
     tree = {"large": jnp.zeros((5, 300, 200)), "small": jnp.zeros((5, 3))}
     add = jax.vmap(lambda tree: noise.add_noise(tree, 1.0, None))
     (call,) = calls(jax.make_jaxpr(add)(tree).jaxpr)
-    assert [operand.aval.size for operand in call.invars] == [5]
+    assert call.invars == []
+    words = call.outvars[0].aval
+    assert words.shape[0] == 5 and words.shape[1] >= 2 * (300 * 200 + 3)
 
 
 def test_a_large_leaf_reaches_the_host_in_pieces_that_are_copied_at_once():

@@ -251,8 +251,9 @@ def method(
     check_sizes(config, clients, trees.size(params))
     options = own = config.algorithm
     theory, theory_alone = theory_values(config, known, trees.size(params), found_rates)
-    rows = rows or (config.protect and config.protect.rows)
-    hidden = None if rows is None else rows.hide(loss)
+    hiding = rows or (config.protect and config.protect.rows)
+    # Nodes, which bring rows of their own, have a ledger.
+    hidden = None if hiding is None else hiding.hide(loss, counts=rows is not None)
     algorithm = within(
         options.build(
             hidden or loss,

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaussian noise for privacy: from the operating system's entropy, or from a key.
 
-Whoever can draw the noise again subtracts it. Noise ``"system"`` is a function of 256
-bits that the operating system draws for it. They stay in the memory of this process:
-no key, state, message, checkpoint or result has them. The noise is added where the
+Whoever can draw the noise again subtracts it. Noise ``"system"`` is a function of bits
+that the operating system, or a generator that it has seeded, draws for it. They stay in
+the memory of this process: no key, state, message, checkpoint or result has them. The
+noise is added where the
 step of the server or client is computed, also in compiled programs::
 
     y <- round((x + std w) / grid) grid,   w made of this and earlier g = N(0, 1)
@@ -13,20 +14,25 @@ step of the server or client is computed, also in compiled programs::
 x is the value as the device computed it, the sum is in float64, and y is then rounded
 to the type of x. A mechanism with real numbers, rounded to a grid that depends on the
 noise's scale alone, is as private as the mechanism: rounding comes after the noise.
-Low bits of y, from which Mironov read x, are those of the grid. g is the inverse normal
-distribution function of uniform numbers of 52 bits, and at most 8.2 in size;
-docs/privacy.md says what is not covered. Independent noise is made on the device from
-ChaCha20's key stream, noise that is kept over rounds on the host from SHAKE-256.
+Low bits of y, from which Mironov read x, are those of the grid. g is made of uniform
+numbers of 52 bits, and at most 8.6 in size; docs/privacy.md says what is not covered.
+Bits of independent noise are those of OpenSSL's generator on a CPU, and of ChaCha20's
+key stream on other devices; noise that is kept over rounds is made on the host, from
+SHAKE-256.
 
 Noise from a key is reproducible, and protects nobody from those who know the seed.
 
 Reference: Mironov, "On significance of the least significant bits for differential
-privacy", CCS 2012; Nir, Langley, "ChaCha20 and Poly1305 for IETF protocols", RFC 8439.
+privacy", CCS 2012; Box, Muller, "A note on the generation of random normal deviates",
+1958; Nir, Langley, "ChaCha20 and Poly1305 for IETF protocols", RFC 8439.
 """
 
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from math import factorial, prod
+from ssl import RAND_bytes
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +63,7 @@ def add_noise(tree: PyTree, std: float | jax.Array, key: Key | None) -> PyTree:
         key: the noise is a function of it; from the operating system if None.
     """
     if key is None:
-        return add_secret_noise(tree, std, device_secret(tree))
+        return add_secret_noise(tree, std)
     leaves, structure = jax.tree.flatten(tree)
     noisy = [
         leaf
@@ -67,30 +73,40 @@ def add_noise(tree: PyTree, std: float | jax.Array, key: Key | None) -> PyTree:
     return jax.tree.unflatten(structure, noisy)
 
 
-def add_secret_noise(tree: PyTree, std: float | jax.Array, secret: jax.Array) -> PyTree:
-    """The tree plus noise that is a function of this secret, on the grid.
+Told = tuple[jax.Array, Callable[[np.ndarray], None]]
+"""A number, and what the host calls with those of all clients of a draw."""
+
+
+def add_secret_noise(
+    tree: PyTree, std: float | jax.Array, told: Told | None = None
+) -> PyTree:
+    """The tree plus noise of the operating system, on the grid.
 
     Args:
         tree: of arrays.
         std: in the tree's own unit; 0 leaves the tree as it is.
-        secret: of ``device_secret``, used once.
+        told: what the host is told; the draw is then slower.
     """
     leaves, structure = jax.tree.flatten(tree)
     ends = np.cumsum([leaf.size for leaf in leaves])
+    words = _secret_words(tree, 8 * -(-int(ends[-1]) // 4), told)
     with jax.enable_x64(True):
         scale = lax.convert_element_type(std, jnp.float64)
         # Exactly a power of two, as scale is its mantissa, in [1/2, 1), times one.
         grid = scale / jnp.frexp(scale)[0] * 2.0 ** -(GRAIN_BITS + 1)
-        # A block of the key stream has 16 words, for 8 numbers.
-        noise = _normal(chacha20(secret, 0, -(-int(ends[-1]) // 8)))
+        # What a loop computes XLA does not compute again, entry by entry, within what
+        # reads it.
+        pairs = lax.map(_normal, words.reshape(2, -1))
+        noise = jnp.concatenate([one.reshape(-1) for one in pairs])
         pieces = jnp.split(noise[: ends[-1]], ends[:-1])
         noisy = [
             lax.convert_element_type(leaf, jnp.float64)
             + scale * piece.reshape(leaf.shape)
             for leaf, piece in zip(leaves, pieces, strict=True)
         ]
+        finer = 1 / grid
         noisy = [
-            lax.convert_element_type(jnp.round(one / grid) * grid, leaf.dtype)
+            lax.convert_element_type(jnp.round(one * finer) * grid, leaf.dtype)
             for leaf, one in zip(leaves, noisy, strict=True)
         ]
     some = jnp.asarray(std) > 0
@@ -100,34 +116,39 @@ def add_secret_noise(tree: PyTree, std: float | jax.Array, secret: jax.Array) ->
     return jax.tree.unflatten(structure, noisy)
 
 
-def device_secret(
-    tree: PyTree,
-    token: float | jax.Array = 0.0,
-    drawn: Callable[[np.ndarray], None] | None = None,
-) -> jax.Array:
-    """Eight words of the operating system, new in every call, step and replica.
+def _secret_words(tree: PyTree, count: int, told: Told | None) -> jax.Array:
+    """So many words that nobody can guess, new in every call, step and replica.
+
+    On a CPU they are those of OpenSSL's generator. Other devices get a key of eight
+    words, and make them.
 
     Args:
-        tree: what gets the noise; where it is mapped, each of it has its own secret.
-        token: a number that ``drawn`` is told.
-        drawn: called on the host with the tokens of all secrets of a draw.
+        tree: what gets the noise; where it is mapped, each of it has its own words.
+        count: a multiple of 8.
+        told: what the host is told.
     """
+    on_cpu = jax.default_backend() == "cpu"
+    from_host = count if on_cpu else 8
+    token, tell = (jnp.zeros(()), None) if told is None else told
 
-    def draw(tokens: np.ndarray) -> np.ndarray:
-        tokens = np.asarray(tokens)
-        if drawn is not None:
-            drawn(tokens)
-        words = b"".join(new_secret() for _ in range(tokens.size))
-        return np.frombuffer(words, np.uint32).reshape(*tokens.shape, 8)
+    def draw(shape: tuple[int, ...], *tokens: np.ndarray) -> np.ndarray:
+        for some in tokens:
+            tell(np.asarray(some))  # pyright: ignore[reportOptionalCall]
+        left = 4 * prod(shape)
+        sizes = [MOST_BYTES] * (left // MOST_BYTES) + [left % MOST_BYTES]
+        words = b"".join(map(RAND_bytes, sizes))
+        return np.frombuffer(words, np.uint32).reshape(shape)
 
     @jax.custom_batching.custom_vmap
-    def secrets_of(tokens, entries):
+    def words_of(tokens, entries):
         del entries
-        shape = jax.ShapeDtypeStruct((*tokens.shape, 8), jnp.uint32)
-        return io_callback(draw, shape, tokens)
+        wanted = jax.ShapeDtypeStruct((*tokens.shape, from_host), jnp.uint32)
+        # JAX takes ten times as long for a call with an argument.
+        arguments = [] if tell is None else [tokens]
+        return io_callback(partial(draw, wanted.shape), wanted, *arguments)
 
     # One call for all clients of a step: JAX's own rule makes one for each.
-    @secrets_of.def_vmap
+    @words_of.def_vmap
     def mapped(size, batched, tokens, entries):
         both = [
             one
@@ -135,13 +156,16 @@ def device_secret(
             else jnp.broadcast_to(jnp.asarray(one), (size, *jnp.shape(one)))
             for one, mapped in zip((tokens, entries), batched, strict=True)
         ]
-        return secrets_of(*both), True
+        return words_of(*both), True
 
     # Entries of all leaves, so that what is mapped is seen to be.
     some = [leaf.reshape(-1)[:1].sum() for leaf in jax.tree.leaves(tree)]
-    return secrets_of(jnp.asarray(token), sum(some, jnp.zeros(())))
+    words = words_of(token, sum(some, jnp.zeros(())))
+    return words if on_cpu else chacha20(words, 0, -(-count // 16)).reshape(-1)[:count]
 
 
+MOST_BYTES = 2**30
+"""That OpenSSL gives at once."""
 CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 
 
@@ -187,12 +211,31 @@ def _rotated(word, bits: int):
     return (word << bits) | (word >> (32 - bits))
 
 
-def _normal(words: jax.Array) -> jax.Array:
-    """Standard normal numbers in float64, half as many as there are words."""
-    high, low = words.reshape(2, -1)
+COSINE = [(-1) ** n / factorial(2 * n) for n in range(8, -1, -1)]
+SINE = [(-1) ** n / factorial(2 * n + 1) for n in range(8, -1, -1)]
+"""Taylor coefficients, exact in float64 up to an eighth of the circle."""
+
+
+def _normal(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Pairs of standard normal numbers in float64, each of four words.
+
+    They are Box and Muller's, sqrt(-2 log u) (cos a, sin a), with a in the eighth on
+    either side of an axis, which two more bits choose.
+    """
+    high, low = words.reshape(2, 2, -1)
     bits = lax.convert_element_type(high, jnp.float64) * 2.0**20
     bits += lax.convert_element_type(low >> np.uint32(12), jnp.float64)
-    return np.sqrt(2) * lax.erf_inv((bits + 0.5) * 2.0**-51 - 1)
+    uniform, part = (bits + 0.5) * 2.0**-52
+    angle = (part - 0.5) * (np.pi / 2)
+    square = angle * angle
+    cosine = reduce(lambda total, one: total * square + one, COSINE, 0.0)
+    sine = angle * reduce(lambda total, one: total * square + one, SINE, 0.0)
+    turned, negative = low[1] & np.uint32(1) == 1, low[1] & np.uint32(2) == 2
+    length = jnp.sqrt(-2 * jnp.log(uniform))
+    length = jnp.where(negative, -length, length)
+    one = jnp.where(turned, -sine, cosine)
+    other = jnp.where(turned, cosine, sine)
+    return length * one, length * other
 
 
 def add_tree_noise(

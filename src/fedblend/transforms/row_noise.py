@@ -39,7 +39,7 @@ from fedblend.checks import (
 )
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.losses import HiddenLoss
-from fedblend.transforms.noise import add_secret_noise, device_secret
+from fedblend.transforms.noise import add_secret_noise
 from fedblend.transforms.row_gradients import (
     row_gradient,
     squared_norm,
@@ -57,6 +57,7 @@ class RowNoise(HiddenLoss):
     loss: Loss
     clip: float
     noise: float
+    counts: bool = False
     spent: Counter[float] = dataclasses.field(default_factory=Counter)
     """Evaluations so far, by the chance that a given row was in the batch."""
     _lock: Lock = dataclasses.field(default_factory=Lock)
@@ -82,6 +83,7 @@ class RowNoise(HiddenLoss):
 
     def take_spent(self) -> dict[float, int]:
         """The evaluations since the last call, which are forgotten here."""
+        assert self.counts
         with self._lock:
             found = dict(self.spent)
             self.spent.clear()
@@ -89,7 +91,7 @@ class RowNoise(HiddenLoss):
 
     def _gradient(self, params: PyTree, batch: Batch) -> PyTree:
         size = len(jax.tree.leaves(batch.rows)[0])
-        weights, count, share = jnp.ones(size), jnp.asarray(float(size)), 1.0
+        weights, count, share = jnp.ones(size), jnp.asarray(float(size)), jnp.ones(())
         if batch.mask is not None:
             weights = batch.mask.astype(weights.dtype)
             count = jnp.maximum(weights.sum(), 1)
@@ -98,8 +100,8 @@ class RowNoise(HiddenLoss):
             share = 1 - (1 - 1 / batch.drawn.among) ** size
         total = self._clipped_sum(params, batch.rows, weights)
         if self.noise:
-            secret = device_secret(total, share, self._count)
-            total = add_secret_noise(total, self.noise * self.clip, secret)
+            told = (share, self._count) if self.counts else None
+            total = add_secret_noise(total, self.noise * self.clip, told)
         return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
 
     def _clipped_sum(self, params: PyTree, rows: PyTree, weights: jax.Array) -> PyTree:
@@ -136,12 +138,15 @@ def _copies(index: jax.Array) -> jax.Array:
 
 
 @gate()
-def row_noise(loss: Loss, clip: Positive, noise: NotNegative) -> RowNoise:
+def row_noise(
+    loss: Loss, clip: Positive, noise: NotNegative, counts: bool = False
+) -> RowNoise:
     """The loss with gradients that hide single rows.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         clip: the largest norm of the gradient of a row; longer ones are shortened.
         noise: standard deviation of the noise on the sum over a batch, in clips.
+        counts: whether evaluations are counted, for ``take_spent``, which takes time.
     """
-    return RowNoise(loss, clip, noise)
+    return RowNoise(loss, clip, noise, counts)

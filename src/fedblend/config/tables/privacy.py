@@ -94,9 +94,9 @@ class ProtectRows(Table):
     clip: Positive = 6.0
     noise: NotNegative = 0.2
 
-    def hide(self, loss: Loss) -> RowNoise:
-        """The loss with such gradients."""
-        return row_noise(loss, self.clip, self.noise)
+    def hide(self, loss: Loss, counts: bool = False) -> RowNoise:
+        """The loss with such gradients, whose evaluations it counts or not."""
+        return row_noise(loss, self.clip, self.noise, counts)
 
 
 class Protect(Table):
