@@ -65,29 +65,47 @@ def write_shards(
         task: what targets mean, for configurations that run from the folder.
         seed: of the shuffle of each client's rows, the same as that of ``federate``.
     """
-    with new_folder(folder) as beside:
+    with _new_folder(folder) as beside, ExitStack() as opened:
         names, counts, like = [], [], []
-        with ExitStack() as opened:
-            files: list[IO[bytes]] = []
-            for number, (name, given) in enumerate(clients):
-                rows = [np.asarray(array) for array in given]
-                if not files:
-                    like = [array[:0] for array in rows]
-                    paths = [beside / f"{place}.npy" for place in range(len(rows))]
-                    files = [opened.enter_context(path.open("wb")) for path in paths]
-                    _write_headers(files, like, 0)
-                _check_client(name, rows, like)
-                order, *_ = held_out(
-                    np.arange(len(rows[0])), number, validation=0, test=0, seed=seed
-                )
-                for file, array in zip(files, rows, strict=True):
-                    file.write(np.ascontiguousarray(array[order]).data)
-                names.append(str(name))
-                counts.append(len(order))
-            if not counts:
-                raise DataError(f"{folder}: there are no clients to write")
-            _write_headers(files, like, sum(counts))
-        _write_index(beside, names, counts, task)
+        files: list[IO[bytes]] = []
+        digests: list[Any] = []
+        for number, (name, given) in enumerate(clients):
+            rows = [np.asarray(array) for array in given]
+            if not files:
+                like = [array[:0] for array in rows]
+                paths = [beside / f"{place}.npy" for place in range(len(rows))]
+                files = [opened.enter_context(path.open("wb")) for path in paths]
+                digests = [hashlib.sha256() for _ in rows]
+                _write_headers(files, like, 0)
+            _check_client(name, rows, like)
+            order, *_ = held_out(
+                np.arange(len(rows[0])), number, validation=0, test=0, seed=seed
+            )
+            for file, digest, array in zip(files, digests, rows, strict=True):
+                content = np.ascontiguousarray(array[order]).data
+                file.write(content)
+                digest.update(content)
+            names.append(str(name))
+            counts.append(len(order))
+        if not counts:
+            raise DataError(f"{folder}: there are no clients to write")
+        _write_headers(files, like, sum(counts))
+        arrays = [
+            {
+                "dtype": array.dtype.str,
+                "shape": list(array.shape[1:]),
+                "sha256": digest.hexdigest(),
+            }
+            for array, digest in zip(like, digests, strict=True)
+        ]
+        content = {
+            "fedblend_shards": VERSION,
+            "counts": counts,
+            "names": names,
+            "arrays": arrays,
+            "task": {} if task is None else task._asdict(),
+        }
+        (beside / INDEX).write_text(json.dumps(content) + "\n")
 
 
 def _check_client(name: str, rows: list[np.ndarray], like: list[np.ndarray]) -> None:
@@ -113,18 +131,8 @@ def _write_headers(
         )
 
 
-def about(array: np.ndarray) -> dict[str, Any]:
-    """What the index says of an array of all rows, read piece by piece."""
-    digest = hashlib.sha256()
-    step = max(2**24 // max(array[:1].nbytes, 1), 1)
-    for first in range(0, len(array), step):
-        digest.update(np.ascontiguousarray(array[first : first + step]).data)
-    shape = list(array.shape[1:])
-    return {"dtype": array.dtype.str, "shape": shape, "sha256": digest.hexdigest()}
-
-
 @contextmanager
-def new_folder(folder: str | Path) -> Iterator[Path]:
+def _new_folder(folder: str | Path) -> Iterator[Path]:
     """A folder to write to: moved to its place at the end, or removed on failure."""
     folder = Path(folder)
     if folder.exists():
@@ -138,21 +146,6 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-
-
-def _write_index(
-    folder: Path, names: Sequence[str], counts: Iterable[int], task: Task | None
-) -> None:
-    """Write the index of the arrays in a folder."""
-    files = [folder / f"{place}.npy" for place in range(len(list(folder.iterdir())))]
-    said = {
-        "fedblend_shards": VERSION,
-        "counts": [int(count) for count in counts],
-        "names": list(names),
-        "arrays": [about(np.load(file, mmap_mode="r")) for file in files],
-        "task": {} if task is None else task._asdict(),
-    }
-    (folder / INDEX).write_text(json.dumps(said) + "\n")
 
 
 def read_index(folder: str | Path) -> Index:

@@ -190,23 +190,6 @@ def test_npz(tmp_path):
     assert (dataset.kind, dataset.outputs, dataset.keys) == ("regression", 2, None)
 
 
-def test_folder(tmp_path):
-    npz(tmp_path / "home.npz", inputs=X, targets=Y)
-    npz(tmp_path / "away.npz", inputs=X[:2], targets=Y[:2])
-    dataset = read(tmp_path)
-    assert dataset.keys is not None
-    assert dataset.keys.tolist() == ["away"] * 2 + ["home"] * 6
-    assert dataset.rows[0].shape == (8, 2)
-
-
-def test_folder_with_client_arrays(tmp_path):
-    npz(tmp_path / "1.npz", inputs=X, targets=Y, who=Y)
-    npz(tmp_path / "2.npz", inputs=X, targets=Y, who=Y + 1)
-    dataset = read(tmp_path, client="who")
-    assert dataset.keys is not None
-    assert sorted(set(dataset.keys.tolist())) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
@@ -237,11 +220,11 @@ def test_npz_errors(tmp_path, arrays, options, message):
 
 
 def test_wrong_files(tmp_path):
-    with pytest.raises(MissingDataError, match="no such file or folder"):
+    with pytest.raises(MissingDataError, match="no such file"):
         read(tmp_path / "none.csv")
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "none.csv")
-    with pytest.raises(DataError, match=r"no \.npz files in this folder"):
+    with pytest.raises(DataError, match="cannot read a file without suffix"):
         read(tmp_path)
     (tmp_path / "a.xlsx").write_text("")
     with pytest.raises(DataError, match=r"cannot read \.xlsx; allowed are"):
@@ -253,10 +236,3 @@ def test_wrong_files(tmp_path):
         (tmp_path / "a.npz").write_bytes(content)
         with pytest.raises(DataError, match="damaged, or not an"):
             read(tmp_path / "a.npz")
-
-
-def test_folder_of_unequal_files(tmp_path):
-    npz(tmp_path / "a.npz", inputs=X, targets=Y)
-    npz(tmp_path / "b.npz", inputs=X[:, :1], targets=Y)
-    with pytest.raises(DataError, match=r"b\.npz: rows of 'inputs' .* of a\.npz have"):
-        read(tmp_path)

@@ -253,7 +253,7 @@ def has_clients(data: Content) -> bool:
     size, file = known_size(data), data.get("file")
     if size is not None:
         return size.clients is not None
-    named = isinstance(file, str) and (file.endswith(".npz") or Path(file).is_dir())
+    named = isinstance(file, str) and file.endswith(".npz")
     return "client" in data or named
 
 

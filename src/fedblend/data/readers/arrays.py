@@ -83,31 +83,3 @@ def _array(stored: Any, name: str, path: Path) -> np.ndarray:
             f"{path}: array {name!r} holds Python objects, which are never loaded; "
             "save numbers or texts"
         ) from None
-
-
-def read_folder(path: Path, inputs: str, target: str, client: str | None) -> Raw:
-    """The rows of all .npz files of a folder; without ``client`` a file is one."""
-    files = sorted(path.glob("*.npz"))
-    if not files:
-        raise DataError(f"{path}: there are no .npz files in this folder")
-    parts = []
-    for file in files:
-        part = read_npz(file, inputs, target, client)
-        if client is None:
-            part = part._replace(keys=np.full(len(part.inputs), file.stem))
-        first = parts[0] if parts else part
-        for name, mine, other in (
-            (inputs, part.inputs, first.inputs),
-            (target, part.targets, first.targets),
-        ):
-            if mine.shape[1:] != other.shape[1:]:
-                raise DataError(
-                    f"{file}: rows of {name!r} have shape {mine.shape[1:]}, but those "
-                    f"of {files[0].name} have {other.shape[1:]}"
-                )
-        parts.append(part)
-    return Raw(
-        np.concatenate([part.inputs for part in parts]),
-        np.concatenate([part.targets for part in parts]),
-        np.concatenate([part.keys for part in parts if part.keys is not None]),
-    )

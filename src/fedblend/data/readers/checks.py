@@ -101,18 +101,12 @@ def _groups(values: np.ndarray) -> np.ndarray | None:
     return codes if len(different) <= most else None
 
 
-def _by_value(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _average_target(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """The mean target of the rows with the same value; many values stay themselves."""
     codes = _groups(values)
     if codes is None:
         return values
     return (np.bincount(codes, targets) / np.bincount(codes))[codes]
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """The ranks of numbers from 1; equal ones have their mean rank."""
-    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[codes]
 
 
 def _tell_classes(values: np.ndarray, targets: np.ndarray) -> str:
@@ -130,26 +124,30 @@ def _tell_classes(values: np.ndarray, targets: np.ndarray) -> str:
 
 
 def _tell_two_classes(values: np.ndarray, targets: np.ndarray) -> str:
+    from scipy.stats import rankdata
+
     ones = int(targets.sum())
     zeros = len(targets) - ones
     if min(ones, zeros) < LEAST_OF_CLASS:
         return ""
-    ranks = _ranks(_by_value(values, targets))
+    ranks = rankdata(_average_target(values, targets))
     auc = (ranks[targets == 1].mean() - (ones + 1) / 2) / zeros
     auc = max(auc, 1 - auc)
     return f"AUC {auc:.4g}" if auc > TELLING else ""
 
 
 def _tell_numbers(values: np.ndarray, targets: np.ndarray) -> str:
+    from scipy.stats import spearmanr
+
     if np.allclose(values, targets, rtol=1e-6):
         return "equals it"
-    means = _by_value(values, targets)
+    means = _average_target(values, targets)
     if np.ptp(targets) == 0 or np.ptp(means) == 0:
         return ""
     straight = np.corrcoef(means, targets)[0, 1] ** 2
     if straight > TELLING:
         return f"R^2 {straight:.4g}"
-    ranks = np.corrcoef(_ranks(values), _ranks(targets))[0, 1]
+    ranks = spearmanr(values, targets).statistic
     return f"rank correlation {ranks:.4g}" if abs(ranks) > TELLING else ""
 
 

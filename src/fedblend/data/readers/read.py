@@ -1,12 +1,11 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Your own data: a table, arrays (.npz), or a folder of .npz files.
+"""Your own data: a table, or arrays (.npz).
 
 A table (a .csv, .tsv or .parquet file, a data frame, a dict of columns) has one
 column for the target, one for the client of a row, and inputs in the others: numbers,
 truth values, categories, dates, any of them missing. An .npz file holds the arrays
-``inputs``, ``targets`` and ``clients``. In a folder every .npz file is one client,
-named like its file, unless ``client`` names an array.
+``inputs``, ``targets`` and ``clients``.
 
 ``read`` reads a dataset. ``read_new_rows`` and ``read_inputs`` read rows for a model
 that is trained already: they must have the columns or the shape that the model was
@@ -31,7 +30,7 @@ from fedblend.data.dataset import (
 )
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.preprocess.schema import Choice, Schema, schema_of
-from fedblend.data.readers.arrays import Raw, read_folder, read_npz
+from fedblend.data.readers.arrays import Raw, read_npz
 from fedblend.data.readers.tables import (
     FILES,
     RawTable,
@@ -62,8 +61,8 @@ def read(
     """Read a dataset of your own, and check it.
 
     Args:
-        source: a .csv, .tsv, .parquet or .npz file, a folder of .npz files, a pandas or
-            polars frame, a dict of columns, or an array [rows, columns].
+        source: a .csv, .tsv, .parquet or .npz file, a pandas or polars frame,
+            a dict of columns, or an array [rows, columns].
         target: the column (must be given) or array ("targets") of the target; or the
             targets themselves.
         client: the column or array ("clients", if there) of the client of each row; or
@@ -182,8 +181,6 @@ def read_inputs(
     table = _table(source)
     if table is None:
         where, path = str(source), Path(source)
-        if path.is_dir():
-            raise DataError(f"{path}: a folder cannot be read here, but a file can")
         rows = read_npz(path, inputs or "inputs", None, None).inputs
     elif preprocessing is not None:
         where, rows = table.where, _transformed(preprocessing, table)
@@ -203,7 +200,7 @@ def read_raw(
     inputs: str | Sequence[str] | None,
     preprocess: Preprocess = "none",
 ) -> Raw:
-    """The inputs of a file or folder, with the targets as stored."""
+    """The inputs of a file, with the targets as stored."""
     table = _table(path)
     if table is None:
         return _read_arrays(path, target, client, inputs)
@@ -217,14 +214,14 @@ def _table(source: Any) -> RawTable | None:
         return read_table(source)
     path = Path(source)
     if not path.exists():
-        raise MissingDataError(f"{path}: no such file or folder")
-    if path.is_dir() or path.suffix == ".npz":
+        raise MissingDataError(f"{path}: no such file")
+    if path.suffix == ".npz":
         return None
     if path.suffix in FILES:
         return read_table(path)
     raise DataError(
         f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed are "
-        f"{', '.join(FILES)}, .npz and a folder of .npz files"
+        f"{', '.join(FILES)} and .npz"
         + ("; save the sheet as .csv" if path.suffix in (".xlsx", ".xls") else "")
     )
 
@@ -233,8 +230,7 @@ def _read_arrays(path: Path, target: Any, client: Any, inputs: Any) -> Raw:
     for name, value in (("inputs", inputs), ("target", target), ("client", client)):
         if value is not None and not isinstance(value, str):
             raise DataError(f"{path}: {name}: name one array, not a list")
-    reader = read_folder if path.is_dir() else read_npz
-    return reader(path, inputs or "inputs", target or "targets", client)
+    return read_npz(path, inputs or "inputs", target or "targets", client)
 
 
 def _raw(
