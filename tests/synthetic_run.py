@@ -10,7 +10,7 @@ import numpy as np
 
 from fedblend.metrics import over_clients, standard
 from fedblend.report import measures
-from fedblend.runs.run_folder import Folder, as_json, write_table, write_text
+from fedblend.runs.run_folder import Folder, json_text, write_table, write_text
 from fedblend.stats.gains import Evidence, harms
 
 NOTHING: Any = lambda *of: None  # noqa: E731
@@ -71,13 +71,13 @@ def write_run(
     )
     write_text(folder.config, text)
     origin = {"fedblend": "0.1.0", "jax": "0.10.2", "device": "cpu"}
-    write_text(folder.origin, as_json({**origin, "data": {"name": "synthetic"}}))
+    write_text(folder.origin, json_text({**origin, "data": {"name": "synthetic"}}))
     train = np.clip(draw.lognormal(4, 0.8, clients), 5, 150).astype(int)
     test = np.maximum(train // 4, 4) * 2
     measured = [_measured(draw, clients, test, 0.1 * abs(alpha - 0.7)) for _ in seeds]
     ends = [_spreads(of, test) for of in measured]
     lines = [
-        as_json(_row(at, seed, _before(ends[place], 0.5 / (at + 1))), None)
+        json_text(_row(at, seed, _before(ends[place], 0.5 / (at + 1))), None)
         for at in range(rounds + 1)
         for place, seed in enumerate(seeds)
     ]
@@ -103,7 +103,7 @@ def write_run(
         "harmed": harms(evidence._replace(measured=tested)),
         "runs": runs,
     }
-    write_text(folder.summary, as_json(summary))
+    write_text(folder.summary, json_text(summary))
     return folder
 
 

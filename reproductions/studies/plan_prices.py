@@ -155,7 +155,7 @@ def compare(
 ):
     """The planner's choices on a dataset, and what is really cheapest."""
     found = problem(check(content, content["name"]))
-    known = found.at(1.0)
+    known = found.constants(1.0)
     print(f"{content['name']}: {found.personal.shape[1]} parameters, ", end="")
     print(f"L/mu = {known.L_alpha / known.mu_alpha:.0f}", flush=True)
     search = Search(found, prices, alpha, eps)

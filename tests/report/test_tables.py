@@ -9,7 +9,7 @@ from fedblend.report.tables import (
     Cell,
     MeasureColumn,
     MethodTable,
-    escaped,
+    escape_latex,
     human_bits,
     latex,
     markdown,
@@ -80,7 +80,7 @@ def test_a_target_that_some_seeds_miss_is_not_reached():
 
 
 def test_special_signs_of_latex():
-    assert escaped("a&b_c^d~e\\") == (
+    assert escape_latex("a&b_c^d~e\\") == (
         r"a\&b\_c\textasciicircum{}d\textasciitilde{}e\textbackslash{}"
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedblend.report.verdict import Headline, of_several, sentences
+from fedblend.report.verdict import Headline, sentences, several_sentences
 from fedblend.stats.gains import GainSummary
 
 SURE = GainSummary(0, 0.0, 0.0, 0.0, 1, 9, 10, 0, 0, 0, 10, 0.05, 0.02, 0.08)
@@ -75,7 +75,7 @@ def head(personal: float, gain: GainSummary | None = SURE) -> Headline:
 )
 def test_the_best_run_is_named_with_how_sure_that_is(sure: bool, words: str):
     pair = {"run": "b", "other": "a", "low": -0.05, "high": -0.01, "significant": sure}
-    tone, lines = of_several({"b": head(0.85), "a": head(0.88)}, [pair])
+    tone, lines = several_sentences({"b": head(0.85), "a": head(0.88)}, [pair])
     assert tone == "good" and lines[0].startswith("Best on average: a, accuracy 88.0 %")
     assert lines[1].startswith(
         "Next is b, 3.0 points behind (95 % interval: 1.0 to 5.0"
@@ -86,7 +86,7 @@ def test_the_best_run_is_named_with_how_sure_that_is(sure: bool, words: str):
 @pytest.mark.parametrize(("sure", "tone"), [(True, "good"), (False, "open")])
 def test_a_gain_among_many_comparisons_is_corrected(sure: bool, tone: str):
     alone = {"run": "a", "other": "training alone", "significant": sure}
-    found, lines = of_several({"b": head(0.85), "a": head(0.88)}, [alone, alone])
+    found, lines = several_sentences({"b": head(0.85), "a": head(0.88)}, [alone, alone])
     assert found == tone
     assert lines[2].startswith("Taking part pays" if sure else "It is not clear")
     assert ("that may be chance" in lines[2]) is not sure

@@ -123,7 +123,7 @@ def test_typical_rounds_are_those_of_trials(found, by_hand, compiled):
         (made,) = offers(found, TINY, alpha=0.5, among=[by_label[name]])
         assert made.median is not None and made.certified is not None and made.p90
         assert made.median.rounds <= made.p90 < made.certified.rounds
-        up, down = (way.spent(made.median.rounds) for way in made.ways[:2])
+        up, down = (way.bits(made.median.rounds) for way in made.ways[:2])
         assert made.median[1:3] == (up, down)
         if name == ("dgd", ""):
             assert made.p90 == made.median.rounds
@@ -260,8 +260,8 @@ def test_bits_are_those_of_the_ledger(name, width, compiled, found):
     assert cost.at_most == (name == "ragged")
     if name == "ragged":  # two of four clients send 2 entries, not 8, in both rounds
         up += 2 * 2 * (K - 2) * (64 if width == "float64" else 32)
-    assert (cost.up.spent(3), cost.down.spent(3)) == (up, down)
-    assert cost.both.spent(3) == up + down
+    assert (cost.up.bits(3), cost.down.bits(3)) == (up, down)
+    assert cost.both.bits(3) == up + down
 
 
 def test_a_configuration_starts_at_the_average_of_theory(compiled, by_hand):

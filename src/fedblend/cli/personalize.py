@@ -77,13 +77,14 @@ def personalize(
     if format is Format.table:
         _print(gains, paths)
         return
-    from fedblend.runs.run_folder import as_json
+
+    from fedblend.runs.run_folder import json_text
 
     lines = [
-        {**gain._asdict(), "gained": gain.gained, "model": str(path)}
+        {**gain._asdict(), "gained": gain.better, "model": str(path)}
         for gain, path in zip(gains, paths, strict=True)
     ]
-    typer.echo(as_json(lines))
+    typer.echo(json_text(lines))
 
 
 def _print(gains: list["ClientGain"], paths: list[Path]) -> None:
@@ -95,7 +96,7 @@ def _print(gains: list["ClientGain"], paths: list[Path]) -> None:
     for gain in gains:
         made.add_row(*_cells(gain))
     screen.console().print(made)
-    known = [gain.gained for gain in gains if gain.low == gain.low]
+    known = [gain.better for gain in gains if gain.low == gain.low]
     better, worse = known.count(True), known.count(False)
     model = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     told = (
@@ -110,7 +111,7 @@ def _print(gains: list["ClientGain"], paths: list[Path]) -> None:
 def _cells(gain: "ClientGain") -> list[Any]:
     from rich.text import Text
 
-    verdict = {True: "yes", False: "no", None: "either"}[gain.gained]
+    verdict = {True: "yes", False: "no", None: "either"}[gain.better]
     interval = f"{gain.low:+.3f} to {gain.high:+.3f}"
     if gain.low != gain.low:
         verdict, interval = "-", "-"

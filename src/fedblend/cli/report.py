@@ -71,10 +71,10 @@ def _print(
     """Print a run for other programs."""
     from fedblend.errors import RunError
     from fedblend.report.measures import tidy
-    from fedblend.runs.run_folder import as_json, csv_text
+    from fedblend.runs.run_folder import csv_text, json_text
 
     if format is RunFormat.json:
-        typer.echo(as_json(summary))
+        typer.echo(json_text(summary))
         return
     try:
         lines = tidy(rows)

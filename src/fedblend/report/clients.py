@@ -93,10 +93,14 @@ def _clients(table: dict[str, list[str]], harm: dict[str, list[str]]) -> ClientC
     found = ClientColumns(
         list(place), names, unseen, first | columns, gains, reference, metric
     )
-    return found if reference is None else taken(found, _harmed_first(found, reference))
+    return (
+        found
+        if reference is None
+        else take_clients(found, _harm_order(found, reference))
+    )
 
 
-def _harmed_first(clients: ClientColumns, other: str) -> np.ndarray:
+def _harm_order(clients: ClientColumns, other: str) -> np.ndarray:
     """The order of clients: broken and harmed ones first, then by their gain."""
     worst = np.isin(
         clients.status, [STATUS.index("harmed"), STATUS.index("not finite")]
@@ -173,7 +177,7 @@ def one_client(clients: ClientColumns, wanted: str, where: str) -> int:
     raise RunError(f"{where}: has no client {wanted!r}; {known}")
 
 
-def as_plain(
+def plain_clients(
     clients: ClientColumns, most_cells: int, first: Sequence[str]
 ) -> dict[str, Any]:
     """The clients for a page; columns beyond so many cells are left out and named.
@@ -210,7 +214,7 @@ def as_plain(
     }
 
 
-def taken(clients: ClientColumns, places: np.ndarray) -> ClientColumns:
+def take_clients(clients: ClientColumns, places: np.ndarray) -> ClientColumns:
     """The clients at these places, in this order."""
     return clients._replace(
         ids=[clients.ids[place] for place in places],

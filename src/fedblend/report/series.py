@@ -32,10 +32,10 @@ Column = dict[str, Any]
 """``{"d": decimals, "v": [whole numbers or None]}``."""
 
 
-def rounded(values: Iterable[float]) -> list[float | None]:
+def round_all(values: Iterable[float]) -> list[float | None]:
     """Numbers to six significant digits; None where a number is not finite.
 
-    >>> rounded([0.123456789, float("nan"), 2.0])
+    >>> round_all([0.123456789, float("nan"), 2.0])
     [0.123457, None, 2]
     """
     return [number(value) for value in values]
@@ -107,7 +107,7 @@ def learning_curves(rows: Sequence[Row], most: int = MOST_POINTS) -> dict[str, A
     for name in COUNTS if table else ():
         values, _, _ = seeds_range(table, name)
         if np.isfinite(values).any():
-            found[name] = rounded(values)
+            found[name] = round_all(values)
     found["lines"] = [
         {"split": split, "model": model, "metric": metric, "of": of, **values}
         for split, models in (rows[-1]["measures"] if rows else {}).items()
@@ -136,9 +136,9 @@ def _line(table: list[list[Row]], path: tuple[str, ...]) -> dict[str, Any]:
     mean, low, high = seeds_range(table, *path)
     if not np.isfinite(mean).any() and not np.isfinite(low).any():
         return {}
-    found: dict[str, Any] = {"v": rounded(mean)}
+    found: dict[str, Any] = {"v": round_all(mean)}
     if (high > low).any():
-        found |= {"low": rounded(low), "high": rounded(high)}
+        found |= {"low": round_all(low), "high": round_all(high)}
     return found
 
 

@@ -99,29 +99,29 @@ def latex(table: MethodTable) -> str:
         "% \\usepackage{booktabs}",
         "\\begin{table}[t]",
         "  \\centering",
-        f"  \\caption{{{escaped(table.caption)}}}",
+        f"  \\caption{{{escape_latex(table.caption)}}}",
         f"  \\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         "    \\toprule",
-        f"    {' & '.join(map(escaped, heads))} \\\\",
+        f"    {' & '.join(map(escape_latex, heads))} \\\\",
         "    \\midrule",
     ]
     for row, cells in zip(table.rows, table.cells(" \\pm "), strict=True):
         texts = [_latex_cell(*cell) for cell in cells]
-        lines.append(f"    {' & '.join([escaped(row), *texts])} \\\\")
+        lines.append(f"    {' & '.join([escape_latex(row), *texts])} \\\\")
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""]
     return "\n".join(lines)
 
 
 def _latex_cell(text: str, best: bool) -> str:
     if not re.fullmatch(r"-?[\d.]+( \\pm [\d.]+)?", text):
-        return escaped(text) if text != NOTHING else "--"
+        return escape_latex(text) if text != NOTHING else "--"
     return f"$\\mathbf{{{text}}}$" if best else f"${text}$"
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     r"""Text with LaTeX's special signs escaped.
 
-    >>> escaped("worst_tenth (%)")
+    >>> escape_latex("worst_tenth (%)")
     'worst\\_tenth (\\%)'
     """
     line = " ".join(text.split())  # an empty line would end the paragraph

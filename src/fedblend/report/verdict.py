@@ -93,11 +93,11 @@ def name_of(metric: str) -> str:
     return f"{name} at {place}" if place else name
 
 
-def said(value: float, metric: str) -> str:
+def value_text(value: float, metric: str) -> str:
     """A value with its unit.
 
-    >>> said(0.9639, "accuracy"), said(0.24601, "loss"), said(math.nan, "loss")
-    ('96.4 %', '0.246', 'not finite')
+    >>> value_text(0.9639, "accuracy"), value_text(0.24601, "loss")
+    ('96.4 %', '0.246')
     """
     if not math.isfinite(value):
         return "not finite"
@@ -143,7 +143,7 @@ def sentences(
     if found.gain is None or not found.gain.clients:
         method = ALGORITHMS.get(str(summary.get("algorithm")))
         alone = method is not None and not method.sends
-        return "open", _without_comparison(found, alone)
+        return "open", _no_comparison(found, alone)
     tone, first = _does_it_pay(found, found.gain)
     seeds = len(summary["runs"])
     return tone, [
@@ -154,7 +154,7 @@ def sentences(
     ]
 
 
-def _without_comparison(found: Headline, alone: bool) -> list[str]:
+def _no_comparison(found: Headline, alone: bool) -> list[str]:
     model = "personal" if "personal" in found.models else "shared"
     value = found.models.get(model, math.nan)
     why = "Whether taking part pays is not known: this run did not train clients alone."
@@ -162,16 +162,17 @@ def _without_comparison(found: Headline, alone: bool) -> list[str]:
         why = "In this run every client trains alone: compare it with a federated one."
     return [
         why,
-        f"A client's model reaches {name_of(found.metric)} {said(value, found.metric)} "
-        f"on {found.split} rows, on average over clients.",
+        f"A client's model reaches {name_of(found.metric)} "
+        f"{value_text(value, found.metric)} on {found.split} rows, on average over "
+        "clients.",
     ]
 
 
 def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
     """The color, the short answer, and its numbers."""
     other = found.other or "local"
-    value = said(found.models["personal"], found.metric)
-    rival = said(found.models[other], found.metric)
+    value = value_text(found.models["personal"], found.metric)
+    rival = value_text(found.models[other], found.metric)
     numbers = (
         f"On {found.split} rows {name_of(found.metric)} is {value} on average, against "
         f"{rival} by {measures.OTHERS[other]}"
@@ -225,7 +226,7 @@ def _who_is_harmed(
 ) -> list[str]:
     lines = []
     if gain.count:
-        names = _harmed_names(clients)
+        names = _name_harmed(clients)
         who = f" ({names})" if names else ""
         lines.append(
             f"The clients that are worse off{who} lose "
@@ -240,7 +241,7 @@ def _who_is_harmed(
     return lines
 
 
-def _harmed_names(clients: ClientColumns | None) -> str:
+def _name_harmed(clients: ClientColumns | None) -> str:
     if clients is None:
         return ""
     harmed = np.flatnonzero(clients.status == STATUS.index("harmed"))
@@ -258,7 +259,7 @@ def _how_sure(gain: GainSummary, seeds: int) -> str:
     )
 
 
-def of_several(
+def several_sentences(
     found: dict[str, Headline], pairs: Sequence[dict[str, Any]]
 ) -> tuple[str, list[str]]:
     """The verdict on several runs: which is best, how sure, and whether it pays.
@@ -276,7 +277,7 @@ def of_several(
     best, metric = found[order[0]], some.metric
     lines = [
         f"Best on average: {order[0]}, {name_of(metric)} "
-        f"{said(known[order[0]], metric)} on {some.split} rows."
+        f"{value_text(known[order[0]], metric)} on {some.split} rows."
     ]
     if len(order) > 1:
         lines.append(_ahead(order[0], order[1], known, metric, pairs))
@@ -318,7 +319,7 @@ def _ahead(
     return f"{text}."
 
 
-def of_client(clients: ClientColumns, place: int) -> tuple[str, list[str]]:
+def client_sentences(clients: ClientColumns, place: int) -> tuple[str, list[str]]:
     """The verdict for one client about itself."""
     state = STATUS[int(clients.status[place])]
     other, metric = clients.reference, clients.metric

@@ -130,7 +130,7 @@ def write(
         differences=tested,
         best={metric: best(tested, metric) for metric in chosen},
         results=result_rows(folders, known),
-        target=_to_target(folders, known, target, found),
+        target=_find_target(folders, known, target, found),
         table=MethodTable([], [], ""),
         split=first.saved.split,
         lower=frozenset(
@@ -157,7 +157,7 @@ def write(
     return made
 
 
-def _to_target(
+def _find_target(
     folders: Mapping[str, Path],
     keys: Keys,
     target: TargetValue | None,

@@ -84,7 +84,7 @@ class Judgement(NamedTuple):
         rows = [one._asdict() | {"clear": one.clear} for one in self.candidates]
         return self._asdict() | {
             "candidates": [
-                {key: _known(value) for key, value in row.items()} for row in rows
+                {key: _finite(value) for key, value in row.items()} for row in rows
             ],
             "verdict": self.verdict,
         }
@@ -248,7 +248,7 @@ def _luck(error: float, count: int) -> float:
     return error * max(float(ndtri((count - 0.375) / (count + 0.25))), 0.0)
 
 
-def _known(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     unknown = isinstance(value, float) and not np.isfinite(value)
     return None if unknown else value
 
@@ -258,16 +258,16 @@ def _sentences(of: Judgement) -> list[str]:
     lines = [_how_sure(best, of)]
     clear = [one.method for one in of.candidates[1:] if one.clear and one.gain > 0]
     if clear:
-        lines.append(f"Also clearly better than {of.baseline}: {_listed(clear)}.")
+        lines.append(f"Also clearly better than {of.baseline}: {_list_names(clear)}.")
     if best.seeds < 2:
         lines.append("With one seed no client can be judged by itself.")
     for one in of.candidates:
         if one.harmed:
-            lines.append(f"{one.method} clearly harms {_listed(one.harmed)}.")
+            lines.append(f"{one.method} clearly harms {_list_names(one.harmed)}.")
         if one.broken:
             lines.append(
-                f"{one.method} has no finite score for {_listed(one.broken)}, where "
-                f"{of.baseline} has one: left out, which favors {one.method}."
+                f"{one.method} has no finite score for {_list_names(one.broken)}, "
+                f"where {of.baseline} has one: left out, which favors {one.method}."
             )
     return lines
 
@@ -294,7 +294,7 @@ def _how_sure(best: Judged, of: Judgement) -> str:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = len(names) - MOST_NAMED
     shown = ", ".join(name or "the only client" for name in names[:MOST_NAMED])
     return f"{shown} and {more} more" if more > 0 else shown

@@ -105,7 +105,8 @@ def _table(where: str, rows: Sequence[Row], columns: Columns) -> Scores:
         names[key] = asked or key
         missing = names[key] not in rows[0]
         if missing and (asked or key in ("method", "score")):
-            raise RunError(f"{where}: has no column {names[key]!r}; {_known(rows[0])}")
+            known = f"there are {', '.join(map(str, rows[0]))}"
+            raise RunError(f"{where}: has no column {names[key]!r}; {known}")
     values: dict[str, dict[tuple[str, str], float]] = {}
     for row in rows:
         own = values.setdefault(str(row[names["method"]]), {})
@@ -118,10 +119,6 @@ def _table(where: str, rows: Sequence[Row], columns: Columns) -> Scores:
             raise RunError(f"{where}: two scores of method {place}")
         own[seed, client] = _number(row[names["score"]], where)
     return Scores(where, values, tried=len(values))
-
-
-def _known(row: Row) -> str:
-    return f"there are {', '.join(map(str, row))}"
 
 
 def _number(text: Any, where: str) -> float:

@@ -201,7 +201,7 @@ class ClientGain(NamedTuple):
     """The upper end."""
 
     @property
-    def gained(self) -> bool | None:
+    def better(self) -> bool | None:
         """Whether the personal model is better; None where the rows do not tell."""
         if self.low <= 0 <= self.high or np.isnan(self.low):
             return None
@@ -231,7 +231,7 @@ class Personalized(NamedTuple):
             gain = self.clients.evidence.gain("test", metric, "shared")
             both = models["shared"][metric], models["personal"][metric]
             values = np.stack([*both, gain.low, gain.high], axis=1)
-            if self.run.unshared:
+            if self.run.no_shared:
                 values[:, [0, 2, 3]] = np.nan
         train, test = data.train.counts, data.test and data.test.counts
         return [

@@ -74,7 +74,7 @@ def write_summary(
     )
     warnings += size
     for one, model in zip(runs, run_folder.models(run), strict=True):
-        one |= _at_server(built, model)
+        one |= _server_metrics(built, model)
     for one, proven in zip(runs, run_certificates(config, built, run), strict=True):
         one |= proven
     for one, new in zip(runs, unseen, strict=False):
@@ -94,7 +94,7 @@ def write_summary(
         "personal_models": kept,
         "runs": runs,
     }
-    run_folder.write_text(folder.summary, run_folder.as_json(summary))
+    run_folder.write_text(folder.summary, run_folder.json_text(summary))
     return run_folder.read_json(folder.summary)
 
 
@@ -141,7 +141,7 @@ def _together(found: Sequence[NewClients]) -> Evidence:
     )
 
 
-def _at_server(built: Built, model: Any) -> dict[str, Any]:
+def _server_metrics(built: Built, model: Any) -> dict[str, Any]:
     """The metrics of a shared model on the server's own rows, where it has some."""
     if built.server is None:
         return {}

@@ -173,7 +173,7 @@ def _watch(
     """``on_step``, and a warning where a run is measured for long."""
     told = False
 
-    def watched(step: Step) -> None:
+    def watch(step: Step) -> None:
         nonlocal told
         if run.measure_seconds > LONG and not told:
             told = True
@@ -184,7 +184,7 @@ def _watch(
             )
         on_step(step)
 
-    return watched
+    return watch
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -219,7 +219,7 @@ def open_folder(folder: Folder, config: Config, built: Built) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
         known = {**results.origin(built), "task": built.task._asdict()}
-        run_folder.write_text(folder.origin, run_folder.as_json(known))
+        run_folder.write_text(folder.origin, run_folder.json_text(known))
         run_folder.write_preprocessing(folder, built.preprocessing, seeds_of(config))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))

@@ -141,7 +141,7 @@ def seeds_of(config: Config) -> list[int]:
     return [seed] if isinstance(seed, int) else seed
 
 
-def as_json(value: Any, indent: int | None = 2) -> str:
+def json_text(value: Any, indent: int | None = 2) -> str:
     """JSON text that every reader takes: what is not finite becomes null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
@@ -192,7 +192,7 @@ def _harmless(cell: Any) -> Any:
 
 def write_metrics(folder: Folder, run: Results, seeds: list[int]) -> None:
     """Write ``metrics.jsonl``: all rows so far."""
-    lines = [as_json(row, indent=None) for row in rows_of(run, seeds)]
+    lines = [json_text(row, indent=None) for row in rows_of(run, seeds)]
     write_text(folder.metrics, "".join(f"{line}\n" for line in lines))
 
 
@@ -471,7 +471,7 @@ def open_personal_models(path: Path) -> StackReader:
         raise RunError(f"{path}: {error}") from None
 
 
-def as_model(arrays: dict[str, np.ndarray], params: PyTree, where: Path) -> PyTree:
+def model_like(arrays: dict[str, np.ndarray], params: PyTree, where: Path) -> PyTree:
     """The model of these leaves: parameters, a ``Blend``, or ``Neighbors``.
 
     Args:

@@ -125,7 +125,7 @@ class SavedRun:
         return self.portable.apply
 
     @property
-    def unshared(self) -> str:
+    def no_shared(self) -> str:
         """Why no shared model predicts; empty where one does."""
         if not self.summary["runs"][0]["bits"]["up"]:
             return "no client sent anything"
@@ -139,9 +139,9 @@ class SavedRun:
             RunError: there is none, as after training alone, or a part of it stayed
                 with the clients, as with FedPer.
         """
-        if self.unshared:
+        if self.no_shared:
             raise RunError(
-                f"{self.folder.path}: {self.unshared}, so there is no shared model; "
+                f"{self.folder.path}: {self.no_shared}, so there is no shared model; "
                 "name a client, whose own model predicts"
             )
         return run_folder.read_model(self.model_file(seed), self.portable.shapes)[0]
@@ -177,7 +177,7 @@ class SavedRun:
         stack = self._stacks[path]
         if stack.clients != len(self.names):
             raise RunError(f"{path}: has {stack.clients} clients, not those of the run")
-        return run_folder.as_model(stack.model(place), self.portable.shapes, path)
+        return run_folder.model_like(stack.model(place), self.portable.shapes, path)
 
     def preprocessing(self, seed: int | None = None) -> Preprocessing | None:
         """What turns the columns of a table into inputs; None where nothing does."""

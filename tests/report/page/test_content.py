@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedblend.errors import RunError
-from fedblend.report.clients import STATUS, as_plain, read_clients
+from fedblend.report.clients import STATUS, plain_clients, read_clients
 from fedblend.report.page.content import client_content, page_content
-from fedblend.report.page.run_results import kept_verdict
+from fedblend.report.page.run_results import auto_verdict
 from fedblend.report.series import column, learning_curves
 from synthetic_run import write_run
 
@@ -30,7 +30,7 @@ def test_columns_beyond_the_room_are_left_out_and_named(tmp_path: Path):
     folder = write_run(tmp_path / "run")
     clients = read_clients(folder)
     assert clients is not None
-    found = as_plain(clients, 30 * 11, ["test_personal_accuracy"])
+    found = plain_clients(clients, 30 * 11, ["test_personal_accuracy"])
     kept = {"train", "alpha", "test", "test_personal_accuracy"}
     assert kept <= set(found["columns"])
     assert found["left_out"] and set(found["left_out"]).isdisjoint(found["columns"])
@@ -177,14 +177,14 @@ def test_the_page_of_a_client_is_about_the_deployed_method(tmp_path: Path):
 )
 def test_the_color_of_the_page_follows_auto(changes, tone, tmp_path: Path):
     (tmp_path / "auto.json").write_text(json.dumps(auto_state(**changes)))
-    kept = kept_verdict([tmp_path])
+    kept = auto_verdict([tmp_path])
     assert kept is not None and kept.tone == tone
 
 
 def test_a_damaged_verdict_is_one_line(tmp_path: Path):
     (tmp_path / "auto.json").write_text('{"verdict": ["Deploy."], "findings": 3}')
     with pytest.raises(RunError, match=r"auto\.json: is damaged"):
-        kept_verdict([tmp_path])
+        auto_verdict([tmp_path])
 
 
 def test_a_metric_that_a_run_lacks_is_not_shown_first(run_folder: Path):

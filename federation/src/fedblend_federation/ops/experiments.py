@@ -17,7 +17,7 @@ from fedblend.config.config import Config, difference, dump, load
 from fedblend.errors import RunError
 from fedblend.report.measures import list_metrics, main_splits
 from fedblend.runs import run_folder
-from fedblend.runs.run_folder import Folder, as_json, read_json, write_text
+from fedblend.runs.run_folder import Folder, json_text, read_json, write_text
 from fedblend_federation.contract import contract_of
 from fedblend_federation.flower import processes
 from fedblend_federation.ops.audit import entries, entries_since
@@ -229,7 +229,7 @@ def open_folder(
     if other:
         raise RunError(f"{folder}: holds an experiment of another config: {other}")
     if enroll_again:
-        clients_again = as_json({"clients": list(enroll_again)})
+        clients_again = json_text({"clients": list(enroll_again)})
         write_text(folder / "server" / ENROLL_AGAIN, clients_again)
 
 
@@ -259,7 +259,7 @@ def run_experiment(
             _wait_for_server(folder)
             write_nodes(folder / "server", registered(settings))
             run = processes.submit(settings, folder)
-            write_text(folder / RUN, as_json({"run": run}))
+            write_text(folder / RUN, json_text({"run": run}))
         return run
 
     def finished() -> bool:

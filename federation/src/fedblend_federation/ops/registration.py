@@ -63,8 +63,8 @@ def _register(settings: ServerSettings, link: "ControlClient") -> None:
                 "key": wanted[node.name],
                 "node": link.register(node.key, node.name),
             }
-            run_folder.write_text(path, run_folder.as_json(known))
-    run_folder.write_text(path, run_folder.as_json(known))
+            run_folder.write_text(path, run_folder.json_text(known))
+    run_folder.write_text(path, run_folder.json_text(known))
 
 
 def registered(settings: ServerSettings) -> Nodes:

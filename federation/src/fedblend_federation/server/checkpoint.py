@@ -334,7 +334,7 @@ def write_nodes(folder: Path, nodes: Nodes) -> None:
     if known is not None:
         known = {str(at): [one.name, *one.clients] for at, one in known.items()}
     content = {"registered": known, "retired": list(nodes.retired)}
-    run_folder.write_text(folder / NODES, run_folder.as_json(content))
+    run_folder.write_text(folder / NODES, run_folder.json_text(content))
 
 
 def read_nodes(folder: Path) -> Nodes:
@@ -367,7 +367,7 @@ def identity(path: Path) -> str:
     """
     if not path.exists():
         drawn = {"experiment": secrets.token_hex(8)}
-        run_folder.write_text(path, run_folder.as_json(drawn))
+        run_folder.write_text(path, run_folder.json_text(drawn))
         path.chmod(0o600)
     experiment = run_folder.read_json(path).get("experiment")
     if not isinstance(experiment, str):

@@ -217,7 +217,7 @@ def _run(
     summary = _results(folder, contract, server, known.repeated)
     server.stop(over=True)
     note("finished", round=server.round)
-    run_folder.write_text(folder.summary, run_folder.as_json(summary))
+    run_folder.write_text(folder.summary, run_folder.json_text(summary))
     return run_folder.read_json(folder.summary)
 
 

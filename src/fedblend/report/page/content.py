@@ -12,16 +12,16 @@ import numpy as np
 from fedblend.errors import RunError
 from fedblend.report import measures
 from fedblend.report import verdict as words
-from fedblend.report.clients import STATUS, as_plain, one_client, taken
+from fedblend.report.clients import STATUS, one_client, plain_clients, take_clients
 from fedblend.report.page.run_results import (
     AUTO_ALONE,
     Plain,
     RunFiles,
-    checked,
-    kept_verdict,
-    measured_splits,
+    all_splits,
+    auto_verdict,
     metrics_of,
     read_run,
+    refuse_damage,
     run_folders,
     run_results,
     training_alone,
@@ -52,7 +52,7 @@ def page_content(
         metric: the metric of the verdict, shown first; the main one if None.
         live: the run goes on, and the page reads itself again.
     """
-    kept = None if verdict else kept_verdict(paths)
+    kept = None if verdict else auto_verdict(paths)
     if kept is None:
         runs = [read_run(path) for path in run_folders(paths)]
         labels = _labels(runs)
@@ -61,11 +61,11 @@ def page_content(
         labels, metric = list(kept.titles.values()), kept.metric
     if not runs:
         raise RunError("no run to report: name the folder of at least one")
-    metric = _measured_by_all(runs, metric)
+    metric = _common_metric(runs, metric)
     points = min(MOST_POINTS, max(MOST_CURVE_POINTS // len(runs), 50))
     room = MOST_CELLS // len(runs)
     plain = [
-        checked(
+        refuse_damage(
             run,
             partial(run_results, label=label, metric=metric, points=points, cells=room),
         )
@@ -143,25 +143,27 @@ def _verdict(
     runs: list[RunFiles], labels: list[str], pairs: list[Plain], metric: str | None
 ) -> tuple[str, list[str]]:
     if len(runs) == 1:
-        return checked(runs[0], lambda run: words.sentences(run.summary, run.clients))
+        return refuse_damage(
+            runs[0], lambda run: words.sentences(run.summary, run.clients)
+        )
     heads = {
         label: head
         for label, run in zip(labels, runs, strict=True)
-        if (head := checked(run, partial(_headline, metric=metric)))
+        if (head := refuse_damage(run, partial(_headline, metric=metric)))
     }
     kinds = {(head.split, head.metric) for head in heads.values()}
     if len(kinds) != 1:
         return "open", ["These runs do not measure the same thing."]
-    return words.of_several(heads, pairs)
+    return words.several_sentences(heads, pairs)
 
 
 def _headline(run: RunFiles, metric: str | None) -> words.Headline | None:
     return None if run.summary is None else words.headline(run.summary, metric)
 
 
-def _measured_by_all(runs: Sequence[RunFiles], metric: str | None) -> str | None:
+def _common_metric(runs: Sequence[RunFiles], metric: str | None) -> str | None:
     """The metric, unless a run does not have it."""
-    known = [checked(run, _metric_names) for run in runs]
+    known = [refuse_damage(run, _metric_names) for run in runs]
     return metric if all(metric in names for names in known) else None
 
 
@@ -180,20 +182,20 @@ def client_content(path: Path, client: str) -> Plain:
             about the deployed method.
         client: its id or name.
     """
-    kept = kept_verdict([path])
+    kept = auto_verdict([path])
     if kept is not None:
         path = path / "runs" / next(iter(kept.titles))
     run = read_run(path)
     if run.summary is None or run.clients is None:
         raise RunError(f"{path}: this run is not finished; --resume continues it")
     place = one_client(run.clients, client, str(path))
-    own = taken(run.clients, np.array([place]))
+    own = take_clients(run.clients, np.array([place]))
     client_id = str(own.ids[0])
-    tone, lines = checked(run, lambda run: words.of_client(own, 0))
+    tone, lines = refuse_damage(run, lambda run: words.client_sentences(own, 0))
     ends = run.summary["runs"]
     splits = measures.main_splits(ends)
     first = measures.list_metrics(ends, splits[0]) if splits else []
-    further = [name for name in measured_splits(ends) if name not in splits]
+    further = [name for name in all_splits(ends) if name not in splits]
     return {
         "title": own.names[0] if own.names[0] != client_id else f"Client {client_id}",
         "live": False,
@@ -211,7 +213,7 @@ def client_content(path: Path, client: str) -> Plain:
                 "metrics": metrics_of(ends, first),
                 "alone": training_alone(ends),
                 "privacy": (run.summary.get("privacy") or {}).get("sentence"),
-                "clients": as_plain(own, MOST_CELLS, ()),
+                "clients": plain_clients(own, MOST_CELLS, ()),
             }
         ],
     }

@@ -87,7 +87,7 @@ def document(content: dict[str, Any]) -> str:
         "style": style,
         "plots": plots,
         "script": own,
-        "content": packed(content),
+        "content": pack_content(content),
     }
     page = _asset("template/page.html")
     # One pass: text that a part brings along is never taken for a place in the page.
@@ -97,7 +97,7 @@ def document(content: dict[str, Any]) -> str:
     )
 
 
-def packed(content: dict[str, Any]) -> str:
+def pack_content(content: dict[str, Any]) -> str:
     """The content as gzipped JSON in base64."""
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False)

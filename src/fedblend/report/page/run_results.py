@@ -12,7 +12,7 @@ from fedblend.algorithms.local_only import local_only
 from fedblend.errors import RunError
 from fedblend.report import measures
 from fedblend.report import verdict as words
-from fedblend.report.clients import ClientColumns, as_plain, read_clients
+from fedblend.report.clients import ClientColumns, plain_clients, read_clients
 from fedblend.report.measures import Row
 from fedblend.report.series import higher_is_better, learning_curves, number
 from fedblend.runs.run_folder import Folder, read_json, read_rows, read_summary
@@ -96,7 +96,7 @@ class Kept(NamedTuple):
     """As of ``verdict.sentences``."""
 
 
-def kept_verdict(paths: Sequence[Path]) -> Kept | None:
+def auto_verdict(paths: Sequence[Path]) -> Kept | None:
     """The verdict of ``fedblend auto``, where one was reached."""
     file = paths[0] / "auto.json" if len(paths) == 1 else None
     if file is None or not file.is_file():
@@ -128,7 +128,7 @@ def _tone(found: Plain) -> str:
     return "mixed" if found["who"]["harmed"] else "good"
 
 
-def checked(run: RunFiles, make: Callable[[RunFiles], Made]) -> Made:
+def refuse_damage(run: RunFiles, make: Callable[[RunFiles], Made]) -> Made:
     """Make something of a run; what does not fit is damage, in one line."""
     try:
         return make(run)
@@ -168,7 +168,7 @@ def run_results(
         "rounds": run.config.get("run", {}).get("rounds"),
         "seeds": [one.get("seed", 0) for one in ends],
         "settings": _numbers(run.config),
-        "splits": [*splits, *(s for s in measured_splits(ends) if s not in splits)],
+        "splits": [*splits, *(s for s in all_splits(ends) if s not in splits)],
         "metrics": metrics_of(ends, metrics),
         "headline": None if head is None else _headline(head),
         "ends": _ends(ends),
@@ -181,7 +181,7 @@ def run_results(
         "privacy": (summary.get("privacy") or {}).get("sentence"),
         "alpha": summary.get("alpha"),
         "warnings": summary.get("warnings", []),
-        "clients": as_plain(run.clients, cells, first) if run.clients else None,
+        "clients": plain_clients(run.clients, cells, first) if run.clients else None,
         "config": run.text,
         "environment": {
             name: run.origin[name] for name in ENVIRONMENT if name in run.origin
@@ -228,7 +228,7 @@ def _last_rows(rows: list[measures.Row]) -> list[measures.Row]:
     return list({row.get("seed"): row for row in rows}.values())
 
 
-def measured_splits(ends: list[Plain]) -> list[str]:
+def all_splits(ends: list[Plain]) -> list[str]:
     """All splits that were measured."""
     return list(ends[0]["measures"]) if ends else []
 

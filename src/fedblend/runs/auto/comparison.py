@@ -137,7 +137,7 @@ class AutoComparison:
 
     def _save(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        text = run_folder.as_json(self.state)
+        text = run_folder.json_text(self.state)
         run_folder.write_text(self.out / "auto.json", text)
 
     def _config(self, name: str, seeds: list[int], **options: Any) -> Config:

@@ -160,7 +160,7 @@ def read_portable(path: Path, *, imports: bool = False) -> Portable:
             "--to safetensors, npz and onnx write such files"
         )
     portable = described(metadata, path, imports=imports)
-    portable.params = run_folder.as_model(arrays, portable.shapes, path)
+    portable.params = run_folder.model_like(arrays, portable.shapes, path)
     return portable
 
 

@@ -27,7 +27,7 @@ from fedblend.config.config import Config, check
 from fedblend.core import PyTree, Ragged, has_ragged, static_bits
 from fedblend.errors import SettingError, UserError
 from fedblend.registry import ALGORITHMS
-from fedblend.runs.plan.problem import Problem, stacked_models, start_run
+from fedblend.runs.plan.problem import Problem, stack_rows, start_run
 from fedblend.simulation.run import Run
 from fedblend.solvers import given
 from fedblend.theory import bounds, local_training
@@ -133,7 +133,7 @@ def candidates(
         tried += [_locodl(found, k, masks) for masks in MASKS for k in sizes]
         numbers = {FEW_COPIES, *(clients // part for part in copies)}
         tried += [
-            _compressed_scaffnew(found, number)
+            _scaffnew_copies(found, number)
             for number in sorted({min(max(size, 2), clients) for size in numbers})
             if clients > 1
         ]
@@ -163,7 +163,7 @@ def config_of(found: Problem, candidate: SolverOptions, *settings: str) -> Confi
     return check(content, "plan")
 
 
-def _with_coin(
+def _coin_solver(
     found: Problem,
     theory: Callable[..., LocalTraining],
     label: str,
@@ -195,7 +195,7 @@ def _with_coin(
 
 def _scafflix(found: Problem) -> SolverOptions:
     theory = local_training.scafflix
-    return _with_coin(found, theory, "", (), local_training.scafflix_bound)
+    return _coin_solver(found, theory, "", (), local_training.scafflix_bound)
 
 
 def _locodl(found: Problem, k: int, masks: str) -> SolverOptions:
@@ -203,7 +203,7 @@ def _locodl(found: Problem, k: int, masks: str) -> SolverOptions:
         f"algorithm.compressor={{ name = 'rand_k', k = {k} }}",
         f"algorithm.masks={masks}",
     )
-    return _with_coin(
+    return _coin_solver(
         found,
         local_training.locodl,
         f"rand-{k}, {masks}",
@@ -214,8 +214,8 @@ def _locodl(found: Problem, k: int, masks: str) -> SolverOptions:
     )
 
 
-def _compressed_scaffnew(found: Problem, copies: int) -> SolverOptions:
-    return _with_coin(
+def _scaffnew_copies(found: Problem, copies: int) -> SolverOptions:
+    return _coin_solver(
         found,
         local_training.compressed_scaffnew,
         f"s = {copies}",
@@ -238,7 +238,7 @@ def method_for(found: Problem, config: Config, rates: Any = None) -> Method:
         config: a candidate's, with alpha.
         rates: those of theory, if they are known.
     """
-    models = stacked_models(found.personal, found.params, config.run.precision)
+    models = stack_rows(found.personal, found.params, config.run.precision)
     clients, own = found.clients, {"algorithm.personal": given(models)}
     known, task = found.smoothness, found.built.task
     return method(config, task, clients, clients, known, rates, values=own)
@@ -263,7 +263,7 @@ class Traffic(NamedTuple):
     later: float
     start: float = 0.0
 
-    def spent(self, rounds: float) -> float:
+    def bits(self, rounds: float) -> float:
         """The bits of this many rounds, on average if not whole."""
         if rounds == 0:
             return 0.0
@@ -314,7 +314,7 @@ class Ways(NamedTuple):
 
     def price(self, rounds: float) -> Price:
         """Of this many rounds, which need not be whole."""
-        up, down = self.up.spent(rounds), self.down.spent(rounds)
+        up, down = self.up.bits(rounds), self.down.bits(rounds)
         cost = self.prices.up * up + self.prices.down * down
         return Price(cast(int, rounds), up, down, cost)
 

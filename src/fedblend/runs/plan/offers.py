@@ -143,12 +143,12 @@ def offers(
             if most is None:
                 most = cost.both.affordable_rounds(cast(float, bits))
             own = _largest_alpha(found, candidate, eps, most)
-        made.append(_by_theory(found, candidate, own, eps, cost))
+        made.append(_theory_offer(found, candidate, own, eps, cost))
     made.sort(key=lambda one: one.order)
     by_alpha = alpha is None
     if trials:
         # With another 1/p, an alpha is not certified within the budget.
-        made = _with_trials(found, made, eps, climbs=not by_alpha)
+        made = _try_offers(found, made, eps, climbs=not by_alpha)
     return sorted(made, key=lambda one: (-one.alpha if by_alpha else 0, one.order))
 
 
@@ -157,7 +157,7 @@ def table(found: Problem, eps: float) -> list[Offer]:
     made: list[Offer] = []
     for candidate in file_solvers(found):
         cost = ways(found, config_of(found, candidate))
-        made += [_by_theory(found, candidate, alpha, eps, cost) for alpha in GRID]
+        made += [_theory_offer(found, candidate, alpha, eps, cost) for alpha in GRID]
     return made
 
 
@@ -167,7 +167,7 @@ def warnings(config: Config, found: Problem, eps: float, alpha: float) -> list[s
     Plans are for exact x_i. An x_i found to a gradient norm t is within t/mu_i of the
     exact one, which moves the root of V by at most that much.
     """
-    known, options = found.at(1.0), cast(Any, config.algorithm)
+    known, options = found.constants(1.0), cast(Any, config.algorithm)
     tolerance = options.personal.tolerance
     convex = found.smoothness.convex
     far = tolerance / float(convex[convex > 0].min())
@@ -182,7 +182,7 @@ def warnings(config: Config, found: Problem, eps: float, alpha: float) -> list[s
     ]
 
 
-def _by_theory(
+def _theory_offer(
     found: Problem,
     candidate: SolverOptions,
     alpha: float,
@@ -193,9 +193,9 @@ def _by_theory(
     plain = Offer(candidate, alpha, cost)
     if alpha == 0:
         return plain._replace(worst=0, certified=cost.price(0), bound=0.0)
-    worst = candidate.curve(found.at(alpha)).rounds_to(eps)
+    worst = candidate.curve(found.constants(alpha)).rounds_to(eps)
     plain = plain._replace(worst=None if worst is None else worst + 1)
-    curve = candidate.curve(found.from_measured_start(alpha))
+    curve = candidate.curve(found.start_constants(alpha))
     later = curve.rounds_to(eps)
     if later is None:
         return plain
@@ -206,7 +206,7 @@ def _by_theory(
     )
 
 
-def _with_trials(
+def _try_offers(
     found: Problem, made: Sequence[Offer], eps: float, climbs: bool
 ) -> list[Offer]:
     """The plans with their trials, and with the best 1/p where that ``climbs``."""
@@ -236,7 +236,7 @@ def _with_trials(
         else:
             steps, rounds = climb(mean_rounds, 2 * steps, most, close)
             candidate = one.candidate._replace(steps=steps)
-            one = _by_theory(found, candidate, one.alpha, eps, one.ways)
+            one = _theory_offer(found, candidate, one.alpha, eps, one.ways)
         cost, beyond = math.inf, math.floor(most)
         if rounds < math.inf:
             cost, beyond = one.ways.price(rounds).cost, math.ceil(rounds) - 1
@@ -245,7 +245,7 @@ def _with_trials(
     return [
         one
         if run is None or one.tried > REACH * best
-        else _with_typical(found, one, eps, run, reporting)
+        else _count_typical(found, one, eps, run, reporting)
         for one, run in chosen
     ]
 
@@ -343,7 +343,7 @@ def climb(
     return here, known[here]
 
 
-def _with_typical(
+def _count_typical(
     found: Problem,
     one: Offer,
     eps: float,
@@ -391,7 +391,7 @@ def _largest_alpha(
     """The largest alpha that is certified within these rounds, to nine decimals."""
 
     def too_large(billionths: int) -> bool:
-        curve = candidate.curve(found.from_measured_start(billionths / BILLION))
+        curve = candidate.curve(found.start_constants(billionths / BILLION))
         later = curve.rounds_to(eps)
         return later is None or later + 1 > rounds
 
@@ -480,7 +480,7 @@ def plan(
         if asked
         else table(found, eps)
     )
-    known, largest = found.at(1.0), max(one.alpha for one in made)
+    known, largest = found.constants(1.0), max(one.alpha for one in made)
     return PlanResult(
         eps=eps,
         clients=known.clients,

@@ -68,13 +68,13 @@ class Problem(NamedTuple):
         """The number of parameters."""
         return self.personal.shape[1]
 
-    def at(self, alpha: float) -> MixtureConstants:
+    def constants(self, alpha: float) -> MixtureConstants:
         """The constants of f~ for this alpha, of the client with the largest."""
         return mixture(alpha * self.shape, self.smoothness, self.personal)
 
-    def from_measured_start(self, alpha: float) -> MixtureConstants:
+    def start_constants(self, alpha: float) -> MixtureConstants:
         """The same with the V of a measured start; see ``bounds.start_at_gap``."""
-        known = self.at(alpha)
+        known = self.constants(alpha)
         return bounds.start_at_gap(known, self.gap(known.alpha, known.average))
 
 
@@ -118,7 +118,7 @@ def problem(config: Config) -> Problem:
         # Refuses rates of memories that are too fast.
         theory_rates.solver(config.compress, models.shape[1], clients)
         params = jax.device_get(built.model.init(built.key))
-        gap = _measured_gap(built, params, models, norms, known)
+        gap = _gap_bound(built, params, models, norms, known)
     return Problem(config, built, params, known, models, float(norms.max()), shape, gap)
 
 
@@ -133,7 +133,7 @@ def first_key(built: Built) -> Key:
     return built.key if built.key.ndim == 0 else built.key[0]
 
 
-def stacked_models(models: np.ndarray, params: PyTree, dtype: str) -> PyTree:
+def stack_rows(models: np.ndarray, params: PyTree, dtype: str) -> PyTree:
     """Rows of a matrix as models like ``params``, stacked over clients."""
     leaves, structure = jax.tree.flatten(params)
     cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
@@ -144,7 +144,7 @@ def stacked_models(models: np.ndarray, params: PyTree, dtype: str) -> PyTree:
     )
 
 
-def _measured_gap(
+def _gap_bound(
     built: Built,
     params: PyTree,
     models: np.ndarray,
@@ -154,7 +154,7 @@ def _measured_gap(
     """See ``Problem.gap``; ``min f_i >= f_i(x_i) - |g_i|^2/(2 mu_i)`` for found x_i."""
     _, layout = trees.ravel(params)
     train = built.federated_data.train
-    own = stacked_models(models, params, "float64")
+    own = stack_rows(models, params, "float64")
     mean_gap = mixture_gap(built.loss, train, own)
     convex = np.where(known.convex > 0, known.convex, np.inf)
     missed = np.where(norms > 0, norms**2 / (2 * convex), 0).mean()
