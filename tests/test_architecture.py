@@ -39,6 +39,7 @@ LEVELS = (
             "batches",
             "uneven_loop",
             "errors",
+            "extras",
             "checks",
             "registry",
         ),

@@ -7,13 +7,15 @@
 The public names stand in one table, ``__init__.pyi``, which type checkers read too. A
 name is imported when it is first used, so that the command line can answer
 ``fedblend --help`` without loading JAX. All algorithms are in ``fb.algorithms``, all
-transforms in ``fb.transforms`` and all adapters in ``fb.adapt.adapt``.
+transforms in ``fb.transforms``, and all adapters in ``fb.adapt``, which is the package
+``fedblend_adapters`` where that distribution is installed.
 
 Importing sets how many devices JAX makes of a CPU (``fedblend.cpu_devices``).
 """
 
 import ast
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +49,28 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "adapt":
+        from fedblend.extras import require_distribution
+
+        return require_distribution("adapters", "fb.adapt")
     if name not in _HOMES:
         raise _refusal(name)
     home = _HOMES[name]
-    try:
-        found = None if home == "fedblend" else getattr(import_module(home), name, None)
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
-            raise
-        raise _missing(name, error.name) from None
+    if home in _EXTRAS:
+        from fedblend.extras import require
+
+        require(home, f"fb.{name}", home.replace("_", "-"), _EXTRAS[home])
+    found = None if home == "fedblend" else getattr(import_module(home), name, None)
     value = import_module(f"{home}.{name}") if found is None else found
     globals()[name] = value
     return value
 
 
-def _missing(name: str, package: str) -> Exception:
-    """The error for a public name of a distribution that is not installed."""
-    from fedblend.errors import InputError
-
-    return InputError(
-        f"fb.{name}: needs {package.replace('_', '-')}: "
-        f"pip install 'fedblend[{_EXTRAS[package]}]'"
-    )
-
-
 def _refusal(name: str) -> AttributeError:
     """The error for a name that is not public; it may be that of a public module."""
     line = f"module 'fedblend' has no attribute {name!r}"
-    for home in () if name[0] == "_" else ("algorithms", "transforms", "adapt"):
+    homes = ["algorithms", "transforms"] if name[0] != "_" else []
+    for home in homes + ["adapt"] * (find_spec("fedblend_adapters") is not None):
         if callable(getattr(__getattr__(home), name, None)):
             line += f"; use fedblend.{home}.{name}"
     return AttributeError(line)

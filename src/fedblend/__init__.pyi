@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public names of fedblend: type checkers and ``__init__.py`` read this table."""
 
+import fedblend_adapters
 from fedblend import (
     algorithms as algorithms,
 )
@@ -134,15 +135,6 @@ from fedblend.mixing import (
 from fedblend.models import (
     Model as Model,
 )
-from fedblend.models import (
-    adapt as adapt,
-)
-from fedblend.models.interop.peft import (
-    export_peft as export_peft,
-)
-from fedblend.models.interop.peft import (
-    import_peft as import_peft,
-)
 from fedblend.runs.auto import (
     AutoResult as AutoResult,
 )
@@ -221,5 +213,6 @@ from fedblend.simulation.train_alone import (
 )
 from fedblend_interop import trackers as trackers
 
+adapt = fedblend_adapters
 __version__: str
 __all__: list[str]

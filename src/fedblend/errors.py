@@ -10,6 +10,15 @@ import numpy as np
 
 LONGEST = 60
 """Characters of a value that are shown."""
+ELSEWHERE: dict[str, str] = dict.fromkeys(
+    (
+        *("transformer", "text_classifier", "Prefixed"),
+        *("train_tokenizer", "load_tokenizer", "from_texts", "Tokenizer"),
+        *("fedsa_lora", "ffa_lora", "fedalt_lora", "rolora"),
+    ),
+    "adapters",
+)
+"""Names that a distribution of this repository has, and the extra that brings it."""
 
 
 class InputError(ValueError):
@@ -77,7 +86,9 @@ def hint(word: str, known: Iterable[str]) -> str:
     >>> hint("mnits", ["digits", "mnist"]), hint("x", ["digits"]), hint("x", [])
     ("did you mean 'mnist'?", 'known are digits', 'there are none')
     """
-    known = list(known)
+    known, extra = list(known), ELSEWHERE.get(word)
+    if extra is not None:
+        return f"it needs fedblend-{extra}: pip install 'fedblend[{extra}]'"
     near = difflib.get_close_matches(word, known, 1)
     if near:
         return f"did you mean {near[0]!r}?"

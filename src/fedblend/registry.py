@@ -215,7 +215,7 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
 
 
 ALGORITHMS: Registry[AlgorithmEntry] = Registry(
-    "fedblend.algorithms", "fedblend.contrib"
+    "fedblend.algorithms", "fedblend.contrib", plugins="fedblend.algorithms"
 )
 TRANSFORMS: Registry[TransformEntry] = Registry("fedblend.transforms")
 

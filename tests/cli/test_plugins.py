@@ -48,7 +48,7 @@ def test_the_command_runs_or_says_in_one_line_how_to_install_it(installed, capsy
     assert code == 2
     (line,) = shown.err.splitlines()
     assert "fedblend-reproductions is not installed" in line
-    assert "pip install ./reproductions" in line
+    assert "pip install ./adapters ./reproductions" in line
 
 
 def test_options_are_no_second_error_where_it_is_missing(installed, capsys):

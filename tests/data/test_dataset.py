@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 
-from fedblend.data.dataset import DataError, Dataset, check, generator, require
+from fedblend.data.dataset import DataError, Dataset, check, generator
 from fedblend.data.partition import (
     Partition,
     by_key,
@@ -15,6 +15,8 @@ from fedblend.data.partition import (
     iid,
 )
 from fedblend.data.variants import one_class_clients
+from fedblend.errors import InputError
+from fedblend.extras import require
 
 
 def classes(rows=60, test=30, **fields):
@@ -224,5 +226,7 @@ def test_generators_differ_by_seed_and_purpose():
 
 
 def test_a_missing_extra_is_one_line():
-    with pytest.raises(DataError, match=r"^csv: needs absent: pip install 'fedblend\["):
+    with pytest.raises(
+        InputError, match=r"^csv: needs absent: pip install 'fedblend\["
+    ):
         require("absent.part", "csv")

@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.data.dataset import require
 from fedblend.errors import UserError
+from fedblend.extras import require
 from fedblend.report.measures import Row, rows_of
 from fedblend.simulation.run import Run
 

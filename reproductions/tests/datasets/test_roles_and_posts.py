@@ -11,8 +11,8 @@ import pytest
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import load
 from fedblend.data.partition import by_key, federate_dataset
-from fedblend.data.tokenizer import train_tokenizer
 from fedblend.errors import UserError
+from fedblend_adapters.tokenizer import train_tokenizer
 from fedblend_reproductions.datasets.characters import CHARACTERS, PADDING, windows
 from fedblend_reproductions.datasets.stackexchange import plain
 

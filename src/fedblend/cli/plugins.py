@@ -22,7 +22,7 @@ class Plugin(NamedTuple):
 FEDERATION = ("fedblend-federation", "pip install 'fedblend[federation]'")
 REPRODUCTIONS = (
     "fedblend-reproductions",
-    "in a clone of fedblend's repository: pip install ./reproductions",
+    "in a clone of fedblend's repository: pip install ./adapters ./reproductions",
 )
 PLUGINS = {
     "federation": Plugin("Set up and look after a real federation", *FEDERATION),

@@ -142,7 +142,7 @@ def follow(
     if not names:
         yield lambda: None
         return
-    from fedblend.data.dataset import require
+    from fedblend.extras import require
     from fedblend.runs.run_folder import Folder, read_rows
 
     interop = require(

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data: where rows come from, who holds them, how they are read."""
 
+from typing import Any
+
 from fedblend.data.dataset import DataError as DataError
 from fedblend.data.dataset import Dataset as Dataset
 from fedblend.data.dataset import Task as Task
@@ -11,10 +13,11 @@ from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessin
 from fedblend.data.readers.read import read as read
 from fedblend.data.shards import open_shards as open_shards
 from fedblend.data.shards import write_shards as write_shards
-from fedblend.data.tokenizer import Tokenizer as Tokenizer
-from fedblend.data.tokenizer import from_texts as from_texts
-from fedblend.data.tokenizer import load_tokenizer as load_tokenizer
-from fedblend.data.tokenizer import train_tokenizer as train_tokenizer
 from fedblend.data.variants import flip_labels as flip_labels
 from fedblend.data.variants import folds as folds
 from fedblend.data.variants import split_clients as split_clients
+from fedblend.extras import find_elsewhere
+
+
+def __getattr__(name: str) -> Any:
+    return find_elsewhere(__name__, name)

@@ -17,7 +17,6 @@ Images are float32 in [0, 1], four bytes per pixel: MNIST takes 220 MB, all of C
 
 import bz2
 import gzip
-import importlib
 import inspect
 import lzma
 import tarfile
@@ -402,14 +401,3 @@ def open_unpacked(path: Path) -> IO[bytes]:
     """
     opened = _OPENERS.get(Path(path.name.removesuffix(".part")).suffix)
     return path.open("rb") if opened is None else cast(IO[bytes], opened(path))
-
-
-def require(module: str, purpose: str, package: str = "", extra: str = "data") -> Any:
-    """Import a module of an extra, or raise one line on how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        package = package or module.partition(".")[0]
-        raise DataError(
-            f"{purpose}: needs {package}: pip install 'fedblend[{extra}]'"
-        ) from None

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models: plain JAX ones, by name or by builder, and those of other libraries.
 
-What other libraries need is in the distribution fedblend-interop, and is imported when
-it is first used.
+What other libraries need is in the distribution fedblend-interop, transformers are in
+fedblend-adapters: they are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fedblend.data.dataset import require
+from fedblend.extras import find_elsewhere, require
 from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.derived import Ensemble as Ensemble
 from fedblend.models.derived import Shifted as Shifted
@@ -31,11 +31,11 @@ from fedblend.models.model import build as build
 from fedblend.models.model import model_from as model_from
 from fedblend.models.parts import find_part as find_part
 from fedblend.models.tabular import tabular as tabular
-from fedblend.models.transformer import text_classifier as text_classifier
-from fedblend.models.transformer import transformer as transformer
-from fedblend.models.transformer_layers import Prefixed as Prefixed
 
 if TYPE_CHECKING:
+    from fedblend_adapters import Prefixed as Prefixed
+    from fedblend_adapters import text_classifier as text_classifier
+    from fedblend_adapters import transformer as transformer
     from fedblend_interop.frameworks import from_equinox as from_equinox
     from fedblend_interop.frameworks import from_flax as from_flax
     from fedblend_interop.frameworks import from_keras as from_keras
@@ -60,4 +60,4 @@ def __getattr__(name: str) -> Any:
             f"fb.models.{name}: public weights are read by transformers, and "
             "fb.models.from_torch takes its model; see docs/transformer.md"
         )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return find_elsewhere(__name__, name)

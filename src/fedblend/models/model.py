@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from fedblend.core import Key, PyTree
-from fedblend.data.dataset import require
+from fedblend.extras import require
 from fedblend.errors import InputError, hint
 from fedblend.mixing import Apply
 from fedblend.registry import Registry
@@ -105,8 +105,8 @@ class ModelInfo(NamedTuple):
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-MODELS: Registry[ModelInfo] = Registry("fedblend.models")
-"""The models of this package, by name."""
+MODELS: Registry[ModelInfo] = Registry("fedblend.models", plugins="fedblend.models")
+"""The models of this package and of other distributions, by name."""
 
 
 def model(summary: str, arguments: Arguments) -> Callable[[Builder], Builder]:

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Task, require
+from fedblend.data.dataset import DataError, Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_inputs
 from fedblend.data.readers.tables import FILES, RawTable, read_table
 from fedblend.data.readers.targets import labels_of
 from fedblend.errors import RunError
+from fedblend.extras import require
 from fedblend.runs.export.portable import read_portable
 
 SUFFIXES = (".safetensors", ".npz", ".onnx")

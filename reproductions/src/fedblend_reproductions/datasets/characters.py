@@ -42,8 +42,8 @@ from fedblend.data.dataset import (
     intact,
     open_unpacked,
 )
-from fedblend.data.tokenizer import PADDING as PADDING
-from fedblend.data.tokenizer import cut, from_texts, load_tokenizer
+from fedblend_adapters.tokenizer import PADDING as PADDING
+from fedblend_adapters.tokenizer import cut, from_texts, load_tokenizer
 from fedblend_reproductions.datasets.download import find_either, public_sets
 
 CHARACTERS = (

@@ -17,8 +17,8 @@ from fedblend.data.dataset import (
     MissingDataError,
     Size,
     dataset,
-    require,
 )
+from fedblend.extras import require
 from fedblend_reproductions.datasets.download import find, public_sets
 
 _SETS = {

@@ -26,8 +26,8 @@ from fedblend.data.dataset import (
     Size,
     dataset,
     intact,
-    require,
 )
+from fedblend.extras import require
 from fedblend_reproductions.datasets.download import find, public_sets
 
 _ARCHIVE = "cifar-10-binary.tar.gz"

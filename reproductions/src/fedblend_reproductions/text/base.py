@@ -28,8 +28,8 @@ import optax
 
 import fedblend as fb
 from fedblend import keys
-from fedblend.models.transformer_layers import Transformer
 from fedblend.simulation.serialize import as_tree, pack, unpack
+from fedblend_adapters.transformer_layers import Transformer
 from fedblend_reproductions.text.corpus import (
     Corpus,
     Rows,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.data.tokenizer import PADDING, Tokenizer, cut
+from fedblend_adapters.tokenizer import PADDING, Tokenizer, cut
 from fedblend_reproductions.datasets import article_text, role_texts, user_texts
 
 Texts = dict[str, str]

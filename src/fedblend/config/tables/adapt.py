@@ -7,18 +7,10 @@ run, and so its folder and its checkpoints, keep in place of the weights. Whatev
 the model again, to continue a run or to predict, finds that file or refuses.
 """
 
-import dataclasses
 import hashlib
-import json
-import mmap
-from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from pydantic import (
     Field,
     model_validator,
@@ -35,21 +27,10 @@ from fedblend.config.table import (
     matching,
     refuse_first,
 )
-from fedblend.core import PyTree
 from fedblend.errors import ConfigError, SettingError
-from fedblend.models.adapt.adapt import BaseDtype, adapt, two_adapters
-from fedblend.models.adapt.kinds import KINDS
-from fedblend.models.model import Model
 from fedblend.registry import (
     ALGORITHMS,
 )
-from fedblend.simulation.serialize import (
-    WireError,
-    array_at,
-    named_leaves,
-    read_header,
-)
-from fedblend.trees import leaves_by_path
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
@@ -79,7 +60,7 @@ class Adapt(Table):
     base: Word | None = None
     sha256: Sha256 | None = None
     where: Word | Annotated[list[Word], Field(min_length=1)] | None = None
-    dtype: BaseDtype | None = None
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] | None = None
     two: bool = False
     rank: Count | None = None
     alpha: Positive | None = None
@@ -187,98 +168,3 @@ def hash_file(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"adapt.base: {path}: {error.strerror or error}") from None
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, by name; they are read where they are used.
-
-    Raises:
-        ConfigError: it is no file of safetensors.
-    """
-    try:
-        with path.open("rb") as file:
-            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        header, _, body = read_header(memoryview(whole))
-        return {name: array_at(body, entry) for name, entry in header.items()}
-    except (WireError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"adapt.base: {path}: {error}") from None
-
-
-def adapt_model(
-    table: Adapt, model: Model, rows: jax.ShapeDtypeStruct, described: Any
-) -> Model:
-    """The model with adapters.
-
-    A base is read, and kept, once for all that is built from one configuration.
-
-    Args:
-        table: ``[adapt]``.
-        model: that of ``[model]``.
-        rows: the shape of some inputs.
-        described: what tells this model from others, as JSON takes it.
-
-    Raises:
-        ConfigError: the base is not that file, or not of this model.
-    """
-    stamp = None
-    if table.base is not None:
-        file = Path(table.base)
-        stamp = [file.stat().st_mtime_ns, file.stat().st_size] if file.exists() else []
-    facts = [table.model_dump(), described, str(rows), stamp]
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return _once(_Asked(text, lambda: _with_adapters(table, model, rows)))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A model that was asked for, by its description."""
-
-    description: str
-    make: Callable[[], Model] = dataclasses.field(compare=False)
-
-
-@lru_cache(maxsize=2)
-def _once(asked: _Asked) -> Model:
-    return asked.make()
-
-
-def _with_adapters(table: Adapt, model: Model, rows: jax.ShapeDtypeStruct) -> Model:
-    try:
-        found = adapt(
-            model,
-            None if table.base is None else _base(table, model),
-            how=KINDS[table.how](**table.options),
-            inputs=rows,
-            where=table.where,
-            dtype=table.dtype,
-        )
-    except SettingError as error:
-        key = error.key.removeprefix("adapt: ").replace(": ", ".")
-        raise ConfigError(f"adapt.{key}: {error.why}") from None
-    return two_adapters(found) if table.two else found
-
-
-def _base(table: Adapt, model: Model) -> PyTree:
-    """The parameters in the file, as those of the model."""
-    path = Path(str(table.base))
-    found = hash_file(path)
-    if found != table.sha256:
-        raise ConfigError(
-            f"adapt.base: {path} has the sha256 {found}, and the base is {table.sha256}"
-        )
-    arrays = read_arrays(path)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = []
-    for (own, leaf), path_in_tree in zip(
-        named_leaves(shapes).items(), leaves_by_path(shapes), strict=True
-    ):
-        name = path_in_tree if path_in_tree in arrays else own
-        if name not in arrays:
-            raise ConfigError(f"adapt.base: {path} has no weight {path_in_tree!r}")
-        if arrays[name].shape != leaf.shape:
-            raise ConfigError(
-                f"adapt.base: {path}: {name} has the shape "
-                f"{list(arrays[name].shape)}, the model's {list(leaf.shape)}"
-            )
-        leaves.append(jnp.asarray(arrays[name]).astype(leaf.dtype))
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.checks import COUNT, WHOLE, Number, gate
-from fedblend.data.dataset import Dataset, Size, dataset, generator, require
+from fedblend.data.dataset import Dataset, Size, dataset, generator
 from fedblend.data.federated import FederatedData, federate
+from fedblend.extras import require
 
 
 @dataset(

@@ -24,10 +24,10 @@ from fedblend.data.dataset import (
     DataError,
     MissingDataError,
     open_unpacked,
-    require,
 )
 from fedblend.data.preprocess.schema import Columns
 from fedblend.errors import hint
+from fedblend.extras import require
 
 FILES = (".csv", ".tsv", ".parquet", ".gz", ".zip")
 """The files that hold a table."""

@@ -5,17 +5,10 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-import jax
-
-from fedblend.config.tables.model import loss_name, model_of
-from fedblend.core import PyTree
-from fedblend.data.dataset import require
 from fedblend.errors import RunError, UserError
-from fedblend.mixing import Blend, sum_of_changes
-from fedblend.models.adapt.kinds import Lora, lora, with_frozen
-from fedblend.models.interop.peft import ADAPTER, peft_files
+from fedblend.extras import require, require_distribution
 from fedblend.runs.export.portable import (
     Portable,
     as_npz,
@@ -26,7 +19,6 @@ from fedblend.runs.model_card import model_card
 from fedblend.runs.run_folder import file_words, write_text
 from fedblend.runs.saved_run import SavedRun
 from fedblend.simulation.serialize import pack_named, write_atomically
-from fedblend.trees import precision
 
 
 def _onnx(portable: Portable) -> bytes:
@@ -56,38 +48,9 @@ def _torch(portable: Portable) -> bytes:
     return pack_named(interop.state_dict(portable.params), facts)
 
 
-def as_peft(portable: Portable) -> dict[str, bytes]:
-    """The adapter of a run as the files of ``peft``, by name.
-
-    Raises:
-        RunError: the run trained no adapter of low rank, or none of a PyTorch module.
-    """
-    table, name = portable.config.adapt, portable.config.model.name
-    if table is None or table.how != "lora" or isinstance(portable.params, Blend):
-        raise RunError('export: peft is for one adapter of [adapt] with how = "lora"')
-    options: Any = table.options
-    how, adapter = lora(**options), portable.params
-    if table.two:
-        adapter = sum_of_changes(adapter["shared"], adapter["personal"])
-    if any("/" in path for path in adapter):
-        raise RunError(
-            f"export: peft has no names for the layers of {name}: it is for modules of "
-            "PyTorch"
-        )
-    return peft_files(_whole(portable, adapter, how), how, base=table.base)
-
-
-def _whole(portable: Portable, adapter: PyTree, how: Lora) -> PyTree:
-    """The adapter with its A, where that is no parameter."""
-    if how.train == "both":
-        return adapter
-    config, task = portable.config, portable.task
-    with precision(config.run.precision):
-        plain = config.model_copy(update={"adapt": None})
-        model = model_of(plain, task, loss_name(config, task))
-        kind = "int32" if portable.takes_numbers else config.run.precision
-        rows = jax.ShapeDtypeStruct((2, *task.shape), kind)
-        return with_frozen(model, adapter, how=how, inputs=rows)
+def _peft(portable: Portable) -> dict[str, bytes]:
+    adapters = require_distribution("adapters", "--to peft", "configured")
+    return adapters.as_peft(portable)
 
 
 class Target(NamedTuple):
@@ -95,7 +58,7 @@ class Target(NamedTuple):
 
     suffix: str
     make: Callable[[Portable], bytes | dict[str, bytes]]
-    """The file; or several by name, which a folder has."""
+    """The file; or several by name, which a folder has, that of the weights first."""
 
 
 FORMATS = {
@@ -103,7 +66,7 @@ FORMATS = {
     "npz": Target(".npz", as_npz),
     "onnx": Target(".onnx", _onnx),
     "torch": Target(".torch.safetensors", _torch),
-    "peft": Target(".peft", as_peft),
+    "peft": Target(".peft", _peft),
 }
 """The formats of exported models, by name."""
 
@@ -150,7 +113,7 @@ def export_models(
             path.mkdir(exist_ok=True)
             for name, content in data.items():
                 write_atomically(path / name, content)
-            weights = data[ADAPTER]
+            weights = next(iter(data.values()))
         digest = hashlib.sha256(weights).hexdigest()
         seed_used = int(portable.facts["seed"])
         card = model_card(run, client, seed_used, path.name, digest)

@@ -48,9 +48,9 @@ from fedblend import keys
 from fedblend.checks import COUNT, POSITIVE, WHOLE, gate, optional, words
 from fedblend.core import Key, PyTree
 from fedblend.errors import SettingError
-from fedblend.models.adapt.uses import LINEAR, WeightUse, uses_of
-from fedblend.models.adapt.weight import RANK, Kind, Labeled, Meeting, Weight, contract
 from fedblend.models.model import Model
+from fedblend_adapters.uses import LINEAR, WeightUse, uses_of
+from fedblend_adapters.weight import RANK, Kind, Labeled, Meeting, Weight, contract
 
 Trained = Literal["both", "b"]
 """Which factors are trained."""

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError
-from fedblend.data.tokenizer import (
+from fedblend.errors import UserError
+from fedblend_adapters.tokenizer import (
     PADDING,
     cut,
     from_texts,
     load_tokenizer,
     train_tokenizer,
 )
-from fedblend.errors import UserError
 
 pytest.importorskip("tokenizers")
 TEXTS = ["the cat sat on the mat", "the dog ate the cat's hat", "that is that"] * 3

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformer in NumPy, float64: one row, one layer, one head, one place at a time.
 
-Written from the papers that ``models.transformer_layers`` names, and from the
+Written from the papers that ``transformer_layers`` names, and from the
 architecture's words alone.
 """
 

@@ -159,13 +159,13 @@ def test_modules_of_transformers_have_their_scores_and_gradients(kind):
 @pytest.mark.parametrize("kind", MODULES)
 def test_adapters_of_peft_have_its_scores(kind, tmp_path):
     wanted = written(kind, tmp_path / "theirs")
-    adapter, how = fb.import_peft(tmp_path / "theirs")
+    adapter, how = fb.adapt.import_peft(tmp_path / "theirs")
     model = model_of(kind)
     own = fb.adapt.adapt(model, how=how, inputs=ROWS, where=list(adapter))
     close(own.apply(adapter, ROWS), wanted)
     assert np.abs(wanted - scores(base_of(kind))).max() > 0.1
     # What is written of it here, with its scales, are the same products by name.
-    fb.export_peft(tmp_path / "ours", adapter, how=how)
+    fb.adapt.export_peft(tmp_path / "ours", adapter, how=how)
     (first, ours), (_, theirs) = files(tmp_path / "ours"), files(tmp_path / "theirs")
     assert sorted(ours) == sorted(theirs)
     for name in (name for name in theirs if "lora_A" in name):
@@ -190,7 +190,7 @@ def test_peft_computes_what_the_adapted_model_does(kind, tmp_path):
     model = fb.adapt.adapt(model_of(kind), how=how, inputs=ROWS)
     one, other = (moved(model.init(jax.random.key(0)), seed) for seed in (1, 2))
     mixed = mixing.products(0.3, one, other)
-    fb.export_peft(tmp_path, mixed, how=how)
+    fb.adapt.export_peft(tmp_path, mixed, how=how)
     module = peft.PeftModel.from_pretrained(base_of(kind), tmp_path).eval()
     wanted = model.apply(mixed, ROWS)
     assert np.abs(wanted - scores(base_of(kind))).max() > 0.1
@@ -218,12 +218,12 @@ def test_peft_loads_adapters_of_any_module_of_torch(network, tmp_path):
     model = fb.adapt.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
     adapter = moved(model.init(jax.random.key(0)))
     assert sorted(adapter) == ["0.weight", "3.weight"]
-    fb.export_peft(tmp_path, adapter, how=how)
+    fb.adapt.export_peft(tmp_path, adapter, how=how)
     module = peft.PeftModel.from_pretrained(net, tmp_path).eval()
     close(
         module(torch.as_tensor(images)).detach().numpy(), model.apply(adapter, images)
     )
-    again, how = fb.import_peft(tmp_path)
+    again, how = fb.adapt.import_peft(tmp_path)
     close(again["0.weight"]["a"], adapter["0.weight"]["a"])
 
 
@@ -233,10 +233,10 @@ def test_an_adapter_with_a_frozen_a_is_written_with_it(network, tmp_path):
     own = fb.adapt.adapt(model, how=how, inputs=images, where="3.weight")
     adapter = moved(own.init(jax.random.key(0)))
     with pytest.raises(UserError, match="with b is not factors a and b; two adapters"):
-        fb.export_peft(tmp_path, adapter, how=how)
+        fb.adapt.export_peft(tmp_path, adapter, how=how)
     whole = fb.adapt.with_frozen(model, adapter, how=how, inputs=images)
-    fb.export_peft(tmp_path, whole, how=how)
-    again, plain = fb.import_peft(tmp_path)
+    fb.adapt.export_peft(tmp_path, whole, how=how)
+    again, plain = fb.adapt.import_peft(tmp_path)
     both = fb.adapt.adapt(model, how=plain, inputs=images, where=list(again))
     close(both.apply(again, images), own.apply(adapter, images))
 
@@ -245,20 +245,20 @@ def test_bad_files_get_one_line(network, tmp_path):
     net, images = network
     how = fb.adapt.lora(2)
     model = fb.adapt.adapt(fb.models.from_torch(net, images), how=how, inputs=images)
-    fb.export_peft(tmp_path, model.init(jax.random.key(0)), how=how)
+    fb.adapt.export_peft(tmp_path, model.init(jax.random.key(0)), how=how)
     table, arrays = files(tmp_path)
     config = tmp_path / "adapter_config.json"
     config.write_text(json.dumps({**table, "use_dora": True}))
     with pytest.raises(InputError, match="use_dora = True is not supported, only Fals"):
-        fb.import_peft(tmp_path)
+        fb.adapt.import_peft(tmp_path)
     config.write_text(json.dumps(table))
     arrays.pop("base_model.model.3.lora_A.weight")
     safetensors.save_file(arrays, tmp_path / "adapter_model.safetensors")
     with pytest.raises(InputError, match=r"3 lacks a factor"):
-        fb.import_peft(tmp_path)
+        fb.adapt.import_peft(tmp_path)
     safetensors.save_file({"odd": np.ones(1)}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(InputError, match=r"'odd' is not a factor of a module"):
-        fb.import_peft(tmp_path)
+        fb.adapt.import_peft(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(InputError, match="no adapter of peft: "):
-        fb.import_peft(tmp_path)
+        fb.adapt.import_peft(tmp_path)

@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from fedblend.models.adapt.weight import (
+from fedblend.models.parts import scan_inputs
+from fedblend_adapters.weight import (
     RANK,
     Label,
     Labeled,
@@ -35,7 +36,6 @@ from fedblend.models.adapt.weight import (
     plain,
     without,
 )
-from fedblend.models.parts import scan_inputs
 
 _DATA = 1000
 """Labels of the data's own axes start here."""

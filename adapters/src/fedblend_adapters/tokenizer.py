@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.checks import COUNT, Instance, Number, gate
-from fedblend.data.dataset import DataError, Dataset, Rows, require
+from fedblend.data.dataset import DataError, Dataset, Rows
 
 PADDING = -1
 """The target at places behind the end of a text, which the loss leaves out."""
@@ -60,11 +60,12 @@ def train_tokenizer(texts: Iterable[str], size: int = 2048) -> Tokenizer:
             which words are frequent.
         size: number of tokens, at least 256; fewer where the texts have no more pairs.
     """
-    library = require("tokenizers", "train_tokenizer", extra="text")
-    pieces = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner = library.Tokenizer(library.models.BPE())
-    inner.pre_tokenizer, inner.decoder = pieces, library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
+    import tokenizers
+
+    pieces = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer, inner.decoder = pieces, tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=pieces.alphabet(), show_progress=False
     )
     inner.train_from_iterator(texts, trainer)
@@ -73,12 +74,13 @@ def train_tokenizer(texts: Iterable[str], size: int = 2048) -> Tokenizer:
 
 def load_tokenizer(file: str | Path) -> Tokenizer:
     """The tokenizer of a ``tokenizer.json``."""
-    library = require("tokenizers", "load_tokenizer", extra="text")
+    import tokenizers
+
     path = Path(file)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file of a tokenizer")
     try:
-        return Tokenizer(library.Tokenizer.from_file(str(path)))
+        return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
     except Exception:  # the library raises nothing narrower
         raise DataError(f"{path}: is not a tokenizer.json") from None
 

@@ -22,8 +22,8 @@ from fedblend.models import (
     transformer,
     with_products,
 )
-from fedblend.models.transformer import build_transformer
-from fedblend.models.transformer_layers import Architecture
+from fedblend_adapters.transformer import build_transformer
+from fedblend_adapters.transformer_layers import Architecture
 
 KEY = jax.random.key(0)
 IDS = np.random.default_rng(0).integers(0, 11, (3, 6), np.int32)

@@ -21,7 +21,7 @@ from fedblend.checks import COUNT, gate
 from fedblend.core import Key
 from fedblend.models.feedforward import Affine
 from fedblend.models.model import Arguments, Model, Shape, model, of_halves
-from fedblend.models.transformer_layers import (
+from fedblend_adapters.transformer_layers import (
     Architecture,
     Embedding,
     Layer,

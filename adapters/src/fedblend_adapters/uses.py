@@ -15,8 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from fedblend.core import PyTree
-from fedblend.models.adapt.evaluate import evaluate
-from fedblend.models.adapt.weight import (
+from fedblend.models.model import Model
+from fedblend.models.parts import layer_of, operations_of
+from fedblend.trees import leaves_by_path
+from fedblend_adapters.evaluate import evaluate
+from fedblend_adapters.weight import (
     Label,
     Labeled,
     Meeting,
@@ -24,9 +27,6 @@ from fedblend.models.adapt.weight import (
     axes_of,
     plain,
 )
-from fedblend.models.model import Model
-from fedblend.models.parts import layer_of, operations_of
-from fedblend.trees import leaves_by_path
 
 LINEAR = ("dot_general", "conv_general_dilated", "gather")
 """The operations that a change of low rank goes through."""

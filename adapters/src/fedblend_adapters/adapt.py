@@ -20,13 +20,13 @@ from fedblend.checks import Instance, below, gate, words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
 from fedblend.mixing import Apply, sum_of_changes
-from fedblend.models.adapt.evaluate import evaluate
-from fedblend.models.adapt.kinds import Change, Full, How, PrefixKind
-from fedblend.models.adapt.uses import WeightUse, uses_of
-from fedblend.models.adapt.weight import Labeled, Weight, plain
 from fedblend.models.model import Model
-from fedblend.models.transformer_layers import Prefixed
 from fedblend.trees import leaves_by_path
+from fedblend_adapters.evaluate import evaluate
+from fedblend_adapters.kinds import Change, Full, How, PrefixKind
+from fedblend_adapters.transformer_layers import Prefixed
+from fedblend_adapters.uses import WeightUse, uses_of
+from fedblend_adapters.weight import Labeled, Weight, plain
 
 BaseDtype = Literal["float32", "float16", "bfloat16", "int8"]
 """How a base is kept; None keeps it as it is given."""
@@ -144,7 +144,7 @@ def adapt(
 
     Example:
         >>> from fedblend.models import mlp
-        >>> from fedblend.models.adapt.kinds import lora
+        >>> from fedblend_adapters.kinds import lora
         >>> rows = jnp.ones((2, 4))
         >>> model = mlp(4, 3, hidden=(8,))
         >>> adapted = adapt(model, how=lora(2), inputs=rows)

@@ -14,7 +14,7 @@ import pytest
 import fedblend as fb
 from fedblend import mixing, trees
 from fedblend.errors import UserError
-from fedblend.models.adapt.uses import uses_of
+from fedblend_adapters.uses import uses_of
 
 KEY = jax.random.key(4)
 CLIENTS, ROWS, RANK = 4, 6, 2

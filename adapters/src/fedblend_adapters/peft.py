@@ -17,9 +17,8 @@ import numpy as np
 
 from fedblend.checks import Instance, gate
 from fedblend.core import PyTree
-from fedblend.data.dataset import require
 from fedblend.errors import InputError, UserError
-from fedblend.models.adapt.kinds import Lora, lora
+from fedblend_adapters.kinds import Lora, lora
 
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -51,14 +50,15 @@ def export_peft(folder: str | Path, adapter: PyTree, *, how: Lora) -> None:
 def peft_files(
     adapter: PyTree, how: Lora, *, base: str | None = None
 ) -> dict[str, bytes]:
-    """The files of an adapter, by name.
+    """The files of an adapter by name, that of the weights first.
 
     Args:
         adapter: see ``export_peft``.
         how: that ``lora``.
         base: what ``peft`` calls the base, a folder or a name; None for nothing.
     """
-    library = require("safetensors.numpy", "export_peft", extra="text")
+    from safetensors.numpy import save
+
     ranks, arrays = {}, {}
     for path, change in adapter.items():
         name = path.removesuffix("weight").rstrip("./")
@@ -71,8 +71,8 @@ def peft_files(
             arrays[f"{PREFIX}{name}.lora_{letter}.weight"] = array
     table = {**_config(ranks, how), "base_model_name_or_path": base}
     text = json.dumps(table, indent=2, sort_keys=True) + "\n"
-    weights = library.save(arrays, metadata={"format": "pt"})
-    return {ADAPTER_CONFIG: text.encode(), ADAPTER: weights}
+    weights = save(arrays, metadata={"format": "pt"})
+    return {ADAPTER: weights, ADAPTER_CONFIG: text.encode()}
 
 
 def import_peft(folder: str | Path) -> tuple[PyTree, Lora]:
@@ -87,9 +87,8 @@ def import_peft(folder: str | Path) -> tuple[PyTree, Lora]:
     Raises:
         InputError: one line on what is missing, damaged or not supported.
     """
-    library = require("safetensors.numpy", "import_peft", extra="text")
     place = Path(folder)
-    table, arrays = _read(place, library)
+    table, arrays = _read(place)
     pairs: dict[str, dict[str, np.ndarray]] = {}
     for key, array in arrays.items():
         name, _, factor = key.removeprefix(PREFIX).rpartition(".lora_")
@@ -132,11 +131,13 @@ def _config(ranks: dict[str, int], how: Lora) -> dict[str, Any]:
     }
 
 
-def _read(place: Path, library: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _read(place: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The configuration and the arrays of an adapter."""
+    from safetensors.numpy import load_file
+
     try:
         table = json.loads((place / ADAPTER_CONFIG).read_text("utf-8"))
-        arrays = library.load_file(place / ADAPTER)
+        arrays = load_file(place / ADAPTER)
     except Exception as error:  # safetensors has an error of its own
         why = " ".join(str(error).split())
         raise InputError(f"{place}: no adapter of peft: {why}") from None

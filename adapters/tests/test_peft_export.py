@@ -13,10 +13,10 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.data.dataset import Task
 from fedblend.errors import RunError
-from fedblend.models.interop.peft import import_peft
-from fedblend.runs.export.export import as_peft
 from fedblend.runs.export.portable import Portable
 from fedblend.runs.saved_run import load
+from fedblend_adapters.configured import as_peft
+from fedblend_adapters.peft import import_peft
 
 TASK = Task("sequence", 7, (5,))
 MODULES = """

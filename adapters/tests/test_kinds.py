@@ -10,7 +10,7 @@ import pytest
 import fedblend as fb
 from fedblend import mixing, trees
 from fedblend.models import Prefixed, mlp, text_classifier, transformer
-from fedblend.models.adapt.adapt import quantize
+from fedblend_adapters.adapt import quantize
 
 KEY = jax.random.key(0)
 ROWS = jax.random.normal(KEY, (4, 6))
