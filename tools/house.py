@@ -44,12 +44,14 @@ SILENT = {
 }
 MAY_NAME = (
     PACKAGE / "algorithms",
+    PACKAGE / "errors.py",
     PACKAGE / "contrib",
     PACKAGE / "runs" / "auto",
     FOLDERS["adapters"],
     FOLDERS["federation"] / "ops" / "local_cluster.py",
 )
-"""Where an algorithm may be named: its own package, the candidates, the demo."""
+"""Where an algorithm may be named: its own package, the table of what other
+distributions have, the candidates, the demo."""
 PUBLIC_FLOWER = ("app", "clientapp", "serverapp")
 PREPOSITIONS = """
 after against around as at before below beside besides between by for from in inside
