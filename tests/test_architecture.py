@@ -91,8 +91,12 @@ PRIVATE_FLOWER = "federation/flower/private.py"
 """The one module that imports Flower's private packages; these are the public ones."""
 PUBLIC_FLOWER = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
 
-LAZY_EXCEPTIONS = {("simulation/run.py", "report"), ("models/__init__.py", "interop")}
-"""``Run.plot`` draws when it is called; ``from_torch`` is imported for its type."""
+LAZY_EXCEPTIONS = {
+    ("simulation/run.py", "report"),
+    ("models/__init__.py", "adapters"),
+    ("models/__init__.py", "interop"),
+}
+"""``Run.plot`` draws when it is called; types of ``transformer`` and ``from_torch``."""
 
 
 def named(path: Path) -> str:

@@ -47,10 +47,10 @@ NEEDS = "needs fedblend-adapters: pip install 'fedblend[adapters]'"
 LINES = f"""
 InputError fb.adapt: {NEEDS}
 AttributeError module 'fedblend' has no attribute 'lora'
-InputError fedblend.models.transformer: {NEEDS}
+InputError fb.models.transformer: {NEEDS}
 ValueError model: 'text_classifier' is unknown; it {NEEDS}
-InputError fedblend.data.train_tokenizer: {NEEDS}
-InputError fedblend.algorithms.rolora: {NEEDS}
+InputError fb.data.train_tokenizer: {NEEDS}
+InputError fb.algorithms.rolora: {NEEDS}
 ConfigError here: algorithm.name: "fedsa_lora" is unknown; it {NEEDS}
 ConfigError here: model.name: "transformer" is unknown; it {NEEDS}
 InputError adapt: {NEEDS}

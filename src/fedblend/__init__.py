@@ -37,7 +37,7 @@ def _homes() -> dict[str, str]:
 
 cpu_devices.set_up()
 _HOMES = _homes()
-_EXTRAS = {"fedblend_interop": "trackers"}
+_EXTRAS = {"fedblend_adapters": "adapters", "fedblend_interop": "trackers"}
 """Other distributions with names of ``fedblend``, and the extra that brings each."""
 # What needs scikit-learn, pydantic or another distribution is public, but no star
 # imports it.
@@ -49,17 +49,16 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "adapt":
-        from fedblend.extras import require_distribution
-
-        return require_distribution("adapters", "fb.adapt")
-    if name not in _HOMES:
+    if name not in _HOMES and name != "adapt":
         raise _refusal(name)
-    home = _HOMES[name]
+    home = _HOMES.get(name, "fedblend_adapters")
     if home in _EXTRAS:
         from fedblend.extras import require
 
-        require(home, f"fb.{name}", home.replace("_", "-"), _EXTRAS[home])
+        needs = home.replace("_", "-"), _EXTRAS[home]
+        package = require(home, f"fb.{name}", *needs)
+        if name == "adapt":
+            return package
     found = None if home == "fedblend" else getattr(import_module(home), name, None)
     value = import_module(f"{home}.{name}") if found is None else found
     globals()[name] = value

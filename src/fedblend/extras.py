@@ -19,18 +19,6 @@ def require(module: str, purpose: str, package: str = "", extra: str = "data") -
         ) from None
 
 
-def require_distribution(extra: str, purpose: str, module: str = "") -> Any:
-    """A module of a distribution of this repository, the package itself if empty.
-
-    Args:
-        extra: which brings ``fedblend-{extra}``.
-        purpose: the begin of the line where it is not installed.
-        module: inside of the package.
-    """
-    name = f"fedblend_{extra}{module and '.'}{module}"
-    return require(name, purpose, f"fedblend-{extra}", extra)
-
-
 def find_elsewhere(package: str, name: str) -> Any:
     """A public name of ``package`` that a distribution of this repository has.
 
@@ -40,4 +28,6 @@ def find_elsewhere(package: str, name: str) -> Any:
     """
     if name not in ELSEWHERE:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    return getattr(require_distribution(ELSEWHERE[name], f"{package}.{name}"), name)
+    extra, asked = ELSEWHERE[name], f"{package.replace('fedblend', 'fb')}.{name}"
+    found = require(f"fedblend_{extra}", asked, f"fedblend-{extra}", extra)
+    return getattr(found, name)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedblend.data.dataset import DataError
-from fedblend.extras import require
 from fedblend.data.preprocess.values import is_missing, word
 from fedblend.errors import RunError
+from fedblend.extras import require
 from fedblend.runs.export.portable import Portable, described
 from fedblend.runs.predict import (
     TablePredictions,

@@ -30,8 +30,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from fedblend.core import Key, PyTree
-from fedblend.extras import require
 from fedblend.errors import InputError, hint
+from fedblend.extras import require
 from fedblend.mixing import Apply
 from fedblend.registry import Registry
 

@@ -31,7 +31,7 @@ from fedblend.core import Loss
 from fedblend.data.dataset import DATASETS, Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError, InputError, SettingError
-from fedblend.extras import require_distribution
+from fedblend.extras import require
 from fedblend.mixing import Apply
 from fedblend.models import MODELS
 from fedblend.models.derived import Products
@@ -244,7 +244,9 @@ def model_of(config: "Config", task: Task, loss: str) -> models.Model:
     if config.adapt is not None:
         rows, described = some_inputs(task, precision), [choice.model_dump(), loss]
         described.append(str(task))
-        adapters = require_distribution("adapters", "adapt", "configured")
+        adapters = require(
+            "fedblend_adapters.configured", "adapt", "fedblend-adapters", "adapters"
+        )
         model = adapters.adapt_model(config.adapt, model, rows, described)
     return _in_form(config, model, task, loss)
 

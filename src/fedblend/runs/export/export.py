@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from fedblend.errors import RunError, UserError
-from fedblend.extras import require, require_distribution
+from fedblend.extras import require
 from fedblend.runs.export.portable import (
     Portable,
     as_npz,
@@ -49,7 +49,9 @@ def _torch(portable: Portable) -> bytes:
 
 
 def _peft(portable: Portable) -> dict[str, bytes]:
-    adapters = require_distribution("adapters", "--to peft", "configured")
+    adapters = require(
+        "fedblend_adapters.configured", "export: peft", "fedblend-adapters", "adapters"
+    )
     return adapters.as_peft(portable)
 
 
