@@ -260,6 +260,22 @@ def test_a_leak_is_said_before_training_and_on_top(tmp_path):
     assert again.state["seen"]["inputs"] == 6 and not again.state["warnings"]
 
 
+@pytest.mark.parametrize(("wild", "warned"), [(1e6, True), (6.0, False)])
+def test_a_target_of_one_wild_value_is_warned_about_first(wild, warned, tmp_path):
+    """Its squared errors are those of this row; negative ones have no logarithm."""
+    table, lines = columns(4), []
+    outcome = np.random.default_rng(0).normal(size=len(table["site"]))
+    table["outcome"] = np.r_[outcome[:-1], wild]
+    path = tmp_path / "table.csv"
+    pd.DataFrame(table).to_csv(path, index=False)
+    request = candidates.Request(path, "site", "outcome")
+    found = comparison.AutoComparison(
+        request, tmp_path / "out", 1, Screen(lines.append)
+    )
+    found._look(found._build("fedavg", [0], candidates.VALIDATION))
+    assert ("1e+06" in lines[0] and "outcome: one of 96 rows" in lines[0]) == warned
+
+
 def test_inputs_are_the_columns_to_predict_from(tmp_path):
     path = tmp_path / "table.csv"
     pd.DataFrame(columns(6)).to_csv(path, index=False)

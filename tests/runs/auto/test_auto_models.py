@@ -57,6 +57,25 @@ def test_alone_is_ridge_of_each_client():
         np.testing.assert_allclose(model, [ridge.intercept_, *ridge.coef_], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["regression", "binary", "classes"])
+def test_clients_with_few_rows_are_solved_in_the_space_of_their_rows(kind):
+    """One more client, with many rows, switches that off, and changes no other."""
+    draw, outputs = np.random.default_rng(2), 3 if kind == "classes" else 1
+    inputs = np.hstack([np.ones((60, 1)), draw.normal(size=(60, 15))])
+    targets = {
+        "regression": draw.normal(size=60),
+        "binary": draw.integers(0, 2, 60),
+        "classes": draw.integers(0, 3, 60),
+    }[kind]
+    options: dict = {"level": 4.0, "slopes": 0.5, "share": False}
+    few = PooledRows(inputs[:17], targets[:17], np.array([7, 1, 0, 5, 4]))
+    more = PooledRows(inputs, targets, np.array([7, 1, 0, 5, 4, 43]))
+    found, expected = (
+        hierarchical_models(kind, rows, outputs, **options) for rows in (few, more)
+    )
+    np.testing.assert_allclose(found, expected[:5], rtol=2e-3, atol=2e-5)
+
+
 def test_own_intercepts_and_slopes_are_those_of_a_mixed_model():
     """Henderson's equations, with all effects as one linear system."""
     level, slopes = 0.7, 0.2

@@ -23,7 +23,7 @@ ROUNDS = {"regression": (2, 2), "binary": (16, 10), "classes": (16, 10)}
 """Rounds, and Newton steps of a client in each, after which a model is at its optimum;
 for squared errors the second ones only remove what rounding left. Classes that inputs
 separate take a round for each unit by which scores grow."""
-ALONE_STEPS = 30
+ALONE_STEPS = 16
 """Newton steps of training alone, where no round follows."""
 GRADIENT = {
     "rate": "theory",

@@ -171,7 +171,10 @@ class AutoComparison:
         state["kind"] = kind
         state["seen"] = description.describe(built)
         # What becomes of the columns is said below, column by column.
-        state["warnings"] = [line for line in built.warnings if MADE not in line]
+        state["warnings"] = [
+            *description.target_warnings(built, self.request.target),
+            *(line for line in built.warnings if MADE not in line),
+        ]
         self._say(*(f"warning: {line}" for line in state["warnings"]))
         self._say(*description.lines(state["seen"]))
         self._save()

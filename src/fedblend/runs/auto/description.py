@@ -26,6 +26,8 @@ NAMED = 3
 """Clients or columns that a line names."""
 LARGE, SMALL = 0.15, 0.03
 """Shares of variance, or distances beyond chance: what is called much, and little."""
+ONE_ROW = 0.5
+"""Share of the target's variance from which a row is named."""
 
 
 def all_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -71,6 +73,21 @@ def log_shift(built: Built, request: Request) -> float | None:
     if request.scale == "log":
         return 0.0 if targets.min() > 0 else 1.0
     return log_shift_of(targets)
+
+
+def target_warnings(built: Built, target: str) -> list[str]:
+    """A warning where one row has most of the variance of a target that is a number."""
+    if built.task.kind != "regression":
+        return []
+    flat = all_rows(built.federated_data)[1].astype(np.float64).reshape(-1)
+    away = (flat - flat.mean()) ** 2
+    share = away.max() / away.sum()
+    if share < ONE_ROW:
+        return []
+    return [
+        f"{target}: one of {len(flat)} rows has {share:.0%} of its variance, so squared "
+        f"errors tell little about the others; check its value, {flat[away.argmax()]:g}"
+    ]
 
 
 def describe(built: Built) -> dict[str, Any]:

@@ -216,6 +216,8 @@ def _joint(
     kind: str, rows: PooledRows, scales: np.ndarray, penalty: np.ndarray, share: bool
 ) -> np.ndarray:
     """Models shared + scales_i * u_i, over shared and all u_i, with 1/2 |u_i|^2."""
+    if not share and 2 * rows.counts.max() < rows.inputs.shape[1]:
+        return _joint_in_row_spaces(kind, rows, scales)
     clients, size = scales.shape
     # Only these entries differ between clients.
     (own,) = np.nonzero(scales.any(axis=0))
@@ -261,3 +263,24 @@ def _joint(
         return np.concatenate([move, turn.ravel()]), promised
 
     return models(_minimize(value, step, np.zeros(size + scales.size)))
+
+
+def _joint_in_row_spaces(kind: str, rows: PooledRows, scales: np.ndarray) -> np.ndarray:
+    """``_joint`` without a shared model, of clients with few rows.
+
+    The best u_i is in the span of the client's rows, which has as many dimensions.
+    """
+    clients, width = len(scales), rows.inputs.shape[1]
+    most, scale = int(rows.counts.max()), scales.reshape(clients, -1, width)
+    bases = np.zeros((clients, width, most))
+    inputs = np.zeros((len(rows.inputs), most))
+    for client, at in enumerate(rows.clients):
+        # Scales are the same for all outputs.
+        base, triangle = np.linalg.qr((rows.inputs[at] * scale[client, 0]).T)
+        bases[client, :, : base.shape[1]] = base
+        inputs[at, : base.shape[1]] = triangle.T
+    ones = np.ones((clients, scale.shape[1] * most))
+    narrow = PooledRows(inputs, rows.targets, rows.counts)
+    found = _joint(kind, narrow, ones, np.zeros(ones.shape[1]), False)
+    u = found.reshape(clients, -1, most) @ bases.transpose(0, 2, 1)
+    return (scale * u).reshape(clients, -1)
