@@ -85,8 +85,9 @@ def target_warnings(built: Built, target: str) -> list[str]:
     if share < ONE_ROW:
         return []
     return [
-        f"{target}: one of {len(flat)} rows has {share:.0%} of its variance, so squared "
-        f"errors tell little about the others; check its value, {flat[away.argmax()]:g}"
+        f"{target}: one of {len(flat)} rows has {share:.0%} of its variance, so that "
+        "squared errors tell little about the others; check its value, "
+        f"{flat[away.argmax()]:g}"
     ]
 
 
