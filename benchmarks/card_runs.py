@@ -130,7 +130,7 @@ def algorithm_of(card: Card, loss: Loss) -> fb.Algorithm:
         ),
         "mixed_fl": lambda: fb.transforms.mixed_fl(
             fedavg,
-            central_loss.on_rows(loss, CENTRAL_BATCH),
+            central_loss.row_loss(loss, CENTRAL_BATCH),
             how="parallel",
             steps=card.steps,
         ),

@@ -57,7 +57,7 @@ def main():
     model = fb.models.mlp(784, 10)
     params = model.init(jax.random.key(0))
     loss = fb.losses.cross_entropy(model.apply)
-    mean_gradient = central_loss.on_rows(loss, CENTRAL_BATCH)
+    mean_gradient = central_loss.row_loss(loss, CENTRAL_BATCH)
     fedavg = fb.fedavg(loss, fb.Work(RATE, steps=STEPS, batch_size=BATCH))
     algorithms = {"fedavg": fedavg} | {
         how: fb.transforms.mixed_fl(fedavg, mean_gradient, how=how, steps=STEPS)

@@ -18,7 +18,7 @@ from fedblend import local
 from fedblend.batches import epoch_order, random_rows, random_rows_of
 from fedblend.core import Shard
 from fedblend.data.federated import federate
-from fedblend.local import Epochs, Scheduled, Work, descend, descend_times, planned
+from fedblend.local import Epochs, Scheduled, Work, descend, descend_times, plan_steps
 from fedblend.losses import gradient
 
 COUNTS = (5, 7, 3)
@@ -163,7 +163,7 @@ def test_epochs_visit_every_row_once(client, size):
         order = np.asarray(epoch_order(shard, jax.random.fold_in(KEY, epoch)))[:count]
         assert sorted(order) == list(range(count))
         batches += [order[at : at + width] for at in range(0, count, width)]
-    own, most = planned(shard, Work(0.1, Epochs(2), size))
+    own, most = plan_steps(shard, Work(0.1, Epochs(2), size))
     assert own == len(batches) and most == 2 * -(-7 // width)
     agree(run(client, steps=Epochs(2), batch_size=size), loop(client, batches))
 
@@ -346,8 +346,8 @@ def test_a_client_takes_its_own_steps_only(steps):
     descend(direction, jnp.ones(2), shard, KEY, work=work)
     descend(direction, jnp.ones(2), federated_data().train.shard(0), KEY, work=work)
     jax.effects_barrier()
-    own = [int(planned(federated_data().train.shard(id), work)[0]) for id in (2, 0)]
-    assert len(taken) == sum(own) < 2 * planned(shard, work)[1]
+    own = [int(plan_steps(federated_data().train.shard(id), work)[0]) for id in (2, 0)]
+    assert len(taken) == sum(own) < 2 * plan_steps(shard, work)[1]
 
 
 def test_no_steps_read_no_batch():

@@ -98,11 +98,11 @@ def test_multiplications_of_products_and_convolutions_are_counted_in_loops_too()
 @pytest.mark.parametrize("fewest", [0, 2**60])
 def test_on_a_gpu_only_large_steps_take_turns(monkeypatch, fewest):
     taken = []
-    in_turns = uneven_loop._in_turns
+    in_turns = uneven_loop._take_turns
     monkeypatch.setattr(uneven_loop, "GPU_PRODUCTS", fewest)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(
-        uneven_loop, "_in_turns", lambda *all: taken.append(1) or in_turns(*all)
+        uneven_loop, "_take_turns", lambda *all: taken.append(1) or in_turns(*all)
     )
     found = jax.vmap(one, (0, 0, None))(OWN, SCALES, START)
     assert bool(taken) == (fewest == 0)

@@ -18,12 +18,12 @@ import pytest
 import example_arguments as examples
 import fedblend as fb
 from fedblend import algorithms, checks, transforms
-from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.checks import fits
 from fedblend.errors import UserError
 from fedblend.registry import ALGORITHMS
 from fedblend.transforms import central_loss
 from fedblend_federation.client.executor import ClientSetup, Executor
+from fedblend_reproductions.apfl.averaged import apfl_averaged
 
 CLIENTS = 4
 KEY = jax.random.key(0)
@@ -194,7 +194,8 @@ CASES = {
                               "how": "parallel"},
                    algorithm="algorithm", central="function", steps="count",
                    merge_optimizer="rate", upload="flag", how="word"),
-    "on_rows": _case(central_loss.on_rows, {"loss": LOSS}, batch_size="count or None"),
+    "row_loss": _case(central_loss.row_loss, {"loss": LOSS},
+                      batch_size="count or None"),
     "rand_k": _case(fb.compress.rand_k, {"k": 2}, k="counts by client", places="word"),
     "top_k": _case(fb.compress.top_k, {"k": 2}, k="counts by client"),
     "perm_k": _case(fb.compress.perm_k, {"clients": 2}, clients="count"),
@@ -265,10 +266,11 @@ CASES = {
                                          "omega": 1.0}, **OF_MIXTURES),
     "steps.diana": _case(fb.theory.steps.diana, {"alpha": 0.5, "smoothness": KNOWN,
                                                  "omega": 1.0}, **OF_MIXTURES),
-    "spent": _case(fb.theory.privacy.spent, {"noise": 1.0, "cohort": 2, "clients": 4,
-                                             "rounds": 0, "delta": 1e-5},
-                   noise="not negative", rounds="whole", delta="part",
-                   adjacency="word"),
+    "cohort_cost": _case(fb.theory.privacy.cohort_cost,
+                         {"noise": 1.0, "cohort": 2, "clients": 4, "rounds": 0,
+                          "delta": 1e-5},
+                         noise="not negative", rounds="whole", delta="part",
+                         adjacency="word"),
 }  # fmt: skip
 KINDS: dict[Any, str] = {
     checks.ALGORITHM: "algorithm",
@@ -281,7 +283,7 @@ KINDS: dict[Any, str] = {
     checks.PATHS: "function",
     checks.POSITIVE: "positive",
     checks.WHOLE: "whole",
-    checks.by_client(checks.NOT_NEGATIVE): "by client",
+    checks.each_client(checks.NOT_NEGATIVE): "by client",
     checks.Number(least=2, whole=True): "count",
     checks.Number(above=0, most=1): "fraction",
 }

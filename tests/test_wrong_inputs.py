@@ -22,7 +22,7 @@ WORK = fb.Work(0.1, steps=1, batch_size=None)
 PLAIN = fb.fedavg(LOSS, WORK)
 OWN = fb.shard_of(FEDERATION.train.rows(0))
 ROWS = np.zeros((4, 2)), np.arange(4)
-CENTRAL = central_loss.on_rows(LOSS)
+CENTRAL = central_loss.row_loss(LOSS)
 
 
 def federated(partition: Any = ((0, 1), (2,)), rows: Any = ROWS, **more: Any):

@@ -53,13 +53,13 @@ def _rows() -> Iterator[tuple[str, ...]]:
     for name, options in OPTIONS.items():
         entry = options.entry
         sends = ", ".join(entry.sends) or "nothing"
-        yield f"`{name}`", entry.summary, sends, entry.published
+        yield f"`{name}`", entry.summary, sends, entry.venue
 
 
 def _transforms() -> Iterator[tuple[str, ...]]:
     for name, entry in TRANSFORMS.items():
         encodes = "yes" if entry.encodes else ""
-        yield f"`{name}`", entry.summary, encodes, entry.published
+        yield f"`{name}`", entry.summary, encodes, entry.venue
 
 
 def _options(name: str) -> Iterator[str]:

@@ -116,7 +116,7 @@ def test_the_epsilon_of_a_configuration_with_adapters(tmp_path):
     content["algorithm"]["name"] = "ffa_lora"
     content["privacy"] = {"clip": 0.5, "noise": 1.3, "delta": 1e-3}
     found = run_config(check(content, "here"), tmp_path / "out")["privacy"]
-    wanted = privacy.spent(noise=1.3, cohort=3, clients=6, rounds=4, delta=1e-3)
+    wanted = privacy.cohort_cost(noise=1.3, cohort=3, clients=6, rounds=4, delta=1e-3)
     assert found["epsilon"] == pytest.approx(wanted.epsilon)
 
 

@@ -54,7 +54,7 @@ model = fb.models.char_rnn(
 loss = fb.losses.sequence_cross_entropy(model.apply)
 work = fb.Work(2.0, steps=5, batch_size=4)
 clients = fb.fedavg(loss, work)
-central = central_loss.on_rows(loss, batch_size=40)
+central = central_loss.row_loss(loss, batch_size=40)
 
 
 def mixed(how):

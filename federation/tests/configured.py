@@ -13,7 +13,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.runs import run_folder
 from fedblend.simulation.run import Run
-from fedblend.simulation.serialize import named_leaves, unpack
+from fedblend.simulation.serialize import name_leaves, unpack
 from fedblend.simulation.simulate import set_up
 from fedblend_federation.client.node import node_of
 from fedblend_federation.ops.settings import NodeSettings, load_as
@@ -246,7 +246,7 @@ def newest(home: Path) -> Path:
 
 
 def _gap(mine: dict[str, np.ndarray], model: Any) -> float:
-    theirs = {name: np.asarray(leaf) for name, leaf in named_leaves(model).items()}
+    theirs = {name: np.asarray(leaf) for name, leaf in name_leaves(model).items()}
     assert set(mine) == set(theirs)
     gaps = [float(np.abs(mine[name] - theirs[name]).max()) for name in theirs]
     return max(gaps, default=0.0)

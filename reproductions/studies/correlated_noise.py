@@ -82,7 +82,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
     """
     most = of.data.clients // of.cohort
     cost: dict[str, Any] = {"rounds": of.rounds, "delta": of.delta}
-    alone = privacy.spent_by_tree(noise=of.noise, tree=1, epoch=most, **cost)
+    alone = privacy.tree_cost(noise=of.noise, tree=1, epoch=most, **cost)
     print(f"  {alone}, {of.rounds} rounds of {of.cohort}, clients in every {most}th")
     assert alone.epsilon is not None
     usual: dict[str, Any] = {"cohort": of.cohort, "noise_from": "seed"}
@@ -91,9 +91,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
     moved = blt.sensitivity(strategy, of.rounds, most)
     often = math.ceil(of.rounds / most)
     noise = of.noise * moved / often**0.5
-    spent = privacy.spent_by_blt(
-        noise=noise, strategy=strategy, separation=most, **cost
-    )
+    spent = privacy.blt_cost(noise=noise, strategy=strategy, separation=most, **cost)
     assert spent.epsilon is not None
     np.testing.assert_allclose(spent.epsilon, alone.epsilon, rtol=1e-6)
     found: dict[str, Any] = {
@@ -104,7 +102,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
         epoch = most // tree * tree
         nodes = -(-of.rounds // epoch) * tree.bit_length()
         noise = of.noise * (nodes / often) ** 0.5
-        spent = privacy.spent_by_tree(noise=noise, tree=tree, epoch=epoch, **cost)
+        spent = privacy.tree_cost(noise=noise, tree=tree, epoch=epoch, **cost)
         assert spent.epsilon is not None and spent.epsilon <= alone.epsilon * 1.000001
         found[f"trees of {tree}"] = (
             fb.transforms.dp_ftrl,
@@ -173,7 +171,7 @@ def errors() -> None:
         for buffers in (1, 2, 3, 5):
             one = blt.optimal(rounds=rounds, separation=rounds, buffers=buffers)
             moved = blt.sensitivity(one, rounds, rounds) ** 2
-            line.append(moved * blt.squared_errors(one, rounds))
+            line.append(moved * blt.error_variances(one, rounds))
         ratios = [f"{of.mean() / bound:.2f} {of.max() / bound:.2f}" for of in line]
         print(f"  {rounds}, {bound:.2f}: {' | '.join(ratios)}", flush=True)
     print("over several parts, mean error over that of independent noise:")
@@ -182,7 +180,7 @@ def errors() -> None:
         alone = parts * (rounds + 1) / 2
         one = blt.optimal(rounds=rounds, separation=apart, buffers=BUFFERS)
         moved = blt.sensitivity(one, rounds, apart) ** 2
-        ratio = moved * blt.squared_errors(one, rounds).mean() / alone
+        ratio = moved * blt.error_variances(one, rounds).mean() / alone
         trees = []
         for tree in (4, 8, 16, 32, 64):
             if tree <= apart:

@@ -50,7 +50,7 @@ def on_digits() -> None:
     federated_data = fb.federate(digits.rows, parts, test=0.2)
     model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
     loss = fb.losses.cross_entropy(model.apply)
-    cost = privacy.spent_by_tree(noise=4.0, tree=1, epoch=8, rounds=32, delta=1e-4)
+    cost = privacy.tree_cost(noise=4.0, tree=1, epoch=8, rounds=32, delta=1e-4)
     print(f"digits, {cost}: accuracy over ten seeds")
     for rate, clip in ((0.3, 0.5), (0.1, 0.2)):
         for tree in (8, 1):
@@ -78,7 +78,7 @@ def on_digits() -> None:
 def on_quadratics() -> None:
     federated_data, optimum = fb.datasets.quadratics(clients=512, dim=10)
     curvature = np.asarray(federated_data.train.examples[0]).mean(0)
-    cost = privacy.spent_by_tree(noise=3.0, tree=1, epoch=64, rounds=64, delta=1e-4)
+    cost = privacy.tree_cost(noise=3.0, tree=1, epoch=64, rounds=64, delta=1e-4)
     print(f"quadratics, {cost}: gap to the optimum over twenty seeds, from ones")
     for rate in (0.01, 0.03, 0.1, 0.3):
         plain = fb.fedavg(

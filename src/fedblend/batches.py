@@ -21,7 +21,7 @@ def draw(shard: Shard, key: Key, size: int | None) -> Batch:
 
 def random_rows(shard: Shard, key: Key, shape: tuple[int, ...]) -> jax.Array:
     """Row numbers drawn at random, the same ones in every precision."""
-    return jax.random.randint(_salted(shard, key), shape, 0, shard.count, jnp.int32)
+    return jax.random.randint(_add_salt(shard, key), shape, 0, shard.count, jnp.int32)
 
 
 def random_rows_of(shard: Shard, key: Key, size: int, number: jax.Array) -> jax.Array:
@@ -39,7 +39,7 @@ def random_rows_of(shard: Shard, key: Key, size: int, number: jax.Array) -> jax.
         return (high ^ low) % span
 
     # As in jax.random.randint: 64 random bits modulo the span, in 32-bit arithmetic.
-    first, second = map(remainders, jax.random.split(_salted(shard, key)))
+    first, second = map(remainders, jax.random.split(_add_salt(shard, key)))
     factor = jnp.uint32(2**16) % span
     factor = factor * factor % span
     return ((first * factor + second) % span).astype(jnp.int32)
@@ -51,7 +51,7 @@ def can_draw_alone(key: Key) -> bool:
     return known and bool(jax.config.jax_threefry_partitionable)  # pyright: ignore
 
 
-def _salted(shard: Shard, key: Key) -> Key:
+def _add_salt(shard: Shard, key: Key) -> Key:
     """The key of a client's batches."""
     if shard.salt is None:
         return key
@@ -81,7 +81,7 @@ def epoch_order(shard: Shard, key: Key) -> jax.Array:
 
     The same one in every precision.
     """
-    lots = jax.random.uniform(_salted(shard, key), (shard.capacity,), jnp.float32)
+    lots = jax.random.uniform(_add_salt(shard, key), (shard.capacity,), jnp.float32)
     return jnp.argsort(jnp.where(jnp.arange(shard.capacity) < shard.count, lots, 2.0))
 
 

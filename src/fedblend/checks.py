@@ -87,7 +87,17 @@ class Number:
             or (self.whole and not jnp.issubdtype(numbers.dtype, jnp.integer))
         ):
             raise UserError(key, value, str(self))
-        wrong = np.flatnonzero(~self._within(numbers))
+        wide = numbers.astype(np.float64)
+        fits = ~np.isnan(wide) if self.endless else np.isfinite(wide)
+        for bound, inside in (
+            (self.above, np.greater),
+            (self.least, np.greater_equal),
+            (self.below, np.less),
+            (self.most, np.less_equal),
+        ):
+            if bound is not None:
+                fits &= inside(wide, bound)
+        wrong = np.flatnonzero(~fits)
         if wrong.size:
             entry = numbers.reshape(-1)[wrong[0]].item()
             named = numbers.ndim and self.each == EACH
@@ -96,19 +106,6 @@ class Number:
         if numbers.ndim:
             return numbers if self.whole or listed else value
         return int(numbers) if self.whole else value
-
-    def _within(self, numbers: np.ndarray) -> np.ndarray:
-        numbers = numbers.astype(np.float64)
-        fits = ~np.isnan(numbers) if self.endless else np.isfinite(numbers)
-        for bound, inside in (
-            (self.above, np.greater),
-            (self.least, np.greater_equal),
-            (self.below, np.less),
-            (self.most, np.less_equal),
-        ):
-            if bound is not None:
-                fits &= inside(numbers, bound)
-        return fits
 
     @property
     def bounds(self) -> str:
@@ -160,7 +157,7 @@ Chance = Annotated[float, CHANCE]
 Alpha = Annotated[ByClient, ALPHA]
 
 
-def by_client(rule: Number) -> Number:
+def each_client(rule: Number) -> Number:
     """The rule for a value that is one for all clients, or an array over them."""
     return dataclasses.replace(rule, clients=True)
 
@@ -229,7 +226,7 @@ class PathSelector:
 
     def __call__(self, path: str) -> bool:
         """Whether it is one of them."""
-        return any(below(name, path) for name in self.names)
+        return any(matches(name, path) for name in self.names)
 
 
 def require_parts(parts: Callable[[str], bool], params: Any) -> None:
@@ -240,12 +237,12 @@ def require_parts(parts: Callable[[str], bool], params: Any) -> None:
     paths = [path for path, _ in leaves]
     known = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     for name in parts.names:
-        if not any(below(name, path) for path in known):
+        if not any(matches(name, path) for path in known):
             allowed = f"a part of a model with {', '.join(known)}"
             raise UserError(parts.key, name, allowed)
 
 
-def below(name: str, path: str) -> bool:
+def matches(name: str, path: str) -> bool:
     """Whether a parameter has this name, or is below it; the name may be a pattern."""
     return path == name or path.startswith(f"{name}/") or fnmatchcase(path, name)
 
@@ -312,12 +309,12 @@ def gate(**given: Rule) -> Callable[[Builder], Builder]:
     lengths of the arguments that are arrays over clients.
     """
 
-    def guarded(builder: Builder) -> Builder:
+    def guard(builder: Builder) -> Builder:
         signature, rules = inspect.signature(builder), given or rules_of(builder)
         assert set(rules) <= set(signature.parameters), builder
 
         @functools.wraps(builder)
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        def check(*args: Any, **kwargs: Any) -> Any:
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError:
@@ -330,17 +327,17 @@ def gate(**given: Rule) -> Callable[[Builder], Builder]:
                     many = isinstance(value, np.ndarray | jax.Array) and value.ndim
                     if many and getattr(rules[name], "clients", False):
                         found += ((key, len(value)),)
-                inner = getattr(value, "over_clients", ())
+                inner = getattr(value, "client_lengths", ())
                 found += tuple((f"{key}: {field}", size) for field, size in inner)
                 if not isinstance(value, Algorithm):  # these pass on their own needs
                     found += getattr(value, "lengths", ())
-            return with_lengths(builder(*bound.args, **bound.kwargs), found)
+            return add_lengths(builder(*bound.args, **bound.kwargs), found)
 
-        found = cast(Any, checked)
+        found = cast(Any, check)
         found.rules = rules
         return found
 
-    return guarded
+    return guard
 
 
 class Declared(NamedTuple):
@@ -354,7 +351,7 @@ class Declared(NamedTuple):
         return self.function(*args, **kwargs)
 
 
-def with_lengths(made: Any, lengths: Lengths) -> Any:
+def add_lengths(made: Any, lengths: Lengths) -> Any:
     """What was built, with these lengths before those that it has."""
     if not lengths:
         return made

@@ -207,21 +207,6 @@ class Needs(NamedTuple):
     """Arguments that are arrays over clients, and how long they are; see ``checks``."""
 
 
-def _all_of_it(client: PyTree, shard: Shard) -> PyTree:
-    del client, shard
-    return ()
-
-
-def _same_for_all(down: Down, request: PyTree) -> Down:
-    del request
-    return down
-
-
-def _plain(up: Up, sender: Sender) -> Up:
-    del sender
-    return up
-
-
 class Wire(NamedTuple):
     """How messages travel, where not every client gets the same, or answers in full.
 
@@ -230,9 +215,9 @@ class Wire(NamedTuple):
     decode    (up, sender) -> Up: undoes what an encoding transform did, at the server.
     """
 
-    ask: Callable[[PyTree, Shard], PyTree] = _all_of_it
-    tell: Callable[[Down, PyTree], Down] = _same_for_all
-    decode: Callable[[Any, Sender], Up] = _plain
+    ask: Callable[[PyTree, Shard], PyTree] = lambda client, shard: ()
+    tell: Callable[[Down, PyTree], Down] = lambda down, request: down
+    decode: Callable[[Any, Sender], Up] = lambda up, sender: up
 
 
 def shared_model(down: Down, client: PyTree, shard: Shard, key: Key) -> PyTree:

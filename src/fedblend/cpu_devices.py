@@ -18,7 +18,7 @@ _missed = 0
 """Devices that were wanted when JAX had already started."""
 
 
-def wanted() -> int:
+def count_devices() -> int:
     """Number of devices that the CPU is split into."""
     given = os.environ.get(VARIABLE, "").strip()
     if not given:
@@ -43,7 +43,7 @@ def set_up() -> None:
     if told or FLAG in os.environ.get("XLA_FLAGS", ""):
         return
     try:
-        number, jax = wanted(), sys.modules.get("jax")
+        number, jax = count_devices(), sys.modules.get("jax")
     except ValueError:
         return
     if jax is None:

@@ -65,13 +65,13 @@ class UserError(SettingError):
 
     def __init__(self, key: str, value: Any, allowed: str, said: str | None = None):
         self.value, self.allowed = value, allowed
-        super().__init__(key, f"{said or shown(value)} is not {allowed}")
+        super().__init__(key, f"{said or show_value(value)} is not {allowed}")
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value on one line, and not a long one.
 
-    >>> shown(np.float32(2.0)), shown("x"), shown(np.array([1, 2]))
+    >>> show_value(np.float32(2.0)), show_value("x"), show_value(np.array([1, 2]))
     ('2.0', "'x'", '[1, 2]')
     """
     if hasattr(value, "tolist") and not isinstance(value, type):  # NumPy's and JAX's

@@ -118,7 +118,7 @@ class Work(NamedTuple):
     batch_size: int | None
 
     @property
-    def over_clients(self) -> Lengths:
+    def client_lengths(self) -> Lengths:
         """The fields that are arrays over clients, and how long they are."""
         fields = {"optimizer": self.optimizer, "steps": self.steps}
         return tuple(
@@ -215,7 +215,7 @@ def descend(
         The variables reached, and the mean of ``direction`` alone over the steps taken,
         without correction and penalty.
     """
-    own, most = planned(shard, work)
+    own, most = plan_steps(shard, work)
     if isinstance(own, int) and own == 0:  # there is no batch to read
         return variables, trees.zeros_like(variables)
     transform = resolve(work.optimizer, round, own)
@@ -317,7 +317,7 @@ def descend_times(
     return reached, jax.tree.map(lambda leaf: leaf / times, total)
 
 
-def planned(shard: Shard, work: Work) -> tuple[int | jax.Array, int]:
+def plan_steps(shard: Shard, work: Work) -> tuple[int | jax.Array, int]:
     """A client's own number of steps, and the largest over all clients."""
     steps = work.steps
     if isinstance(steps, Epochs):
@@ -354,7 +354,7 @@ def step_sum_of(
         if optimizer.unit != "round" or optimizer.make is not optax.sgd:
             return None
         rate = optimizer.schedule(jnp.asarray(round, int))
-    own, _ = planned(shard, work)
+    own, _ = plan_steps(shard, work)
     return jnp.asarray(rate * own, float)
 
 
@@ -391,11 +391,11 @@ def _batches(shard: Shard, key: Key, steps: Steps, size: int | None, most: int):
             plan = random_rows(shard, key, (most, size))
             return (lambda number, picked: rows_at(shard, picked)), plan
 
-        def drawn_at(number, picked):
+        def draw_at(number, picked):
             del picked
             return rows_at(shard, random_rows_of(shard, key, size, number))
 
-        return drawn_at, None
+        return draw_at, None
 
     def order(epoch):
         return epoch_order(shard, jax.random.fold_in(key, epoch))

@@ -17,7 +17,7 @@ import optax
 from fedblend import trees
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Batch, Loss, PyTree
-from fedblend.errors import InputError, SettingError, UserError, shown
+from fedblend.errors import InputError, SettingError, UserError, show_value
 from fedblend.mixing import Apply, Blend, Neighbors, predict
 
 MOST_SAID = 120
@@ -39,7 +39,7 @@ class HiddenLoss:
         raise NotImplementedError
 
 
-def of(change: Callable[[PyTree], PyTree], loss: Loss) -> Loss:
+def compose(change: Callable[[PyTree], PyTree], loss: Loss) -> Loss:
     """The loss of what ``change`` makes of the parameters."""
     if isinstance(loss, HiddenLoss):
         return _Changed(change, loss)
@@ -86,7 +86,7 @@ def _losses(loss: Loss, params: PyTree, rows: PyTree) -> jax.Array:
 
 
 def _shapes(tree: PyTree) -> str:
-    return shown([np.shape(leaf) for leaf in jax.tree.leaves(tree)])
+    return show_value([np.shape(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def gradient(loss: Loss) -> Callable[[PyTree, Batch], PyTree]:
@@ -94,7 +94,7 @@ def gradient(loss: Loss) -> Callable[[PyTree, Batch], PyTree]:
     return jax.grad(lambda params, batch: objective(loss, params, batch))
 
 
-def _of_outputs(
+def _apply_losses(
     apply: Apply, losses: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> Loss:
     """A loss from ``losses(outputs, targets)`` of the rows ``(inputs, targets)``."""
@@ -109,7 +109,7 @@ def _of_outputs(
 @gate(apply=FUNCTION)
 def cross_entropy(apply: Apply) -> Loss:
     """Softmax cross entropy; targets are class numbers."""
-    return _of_outputs(apply, optax.softmax_cross_entropy_with_integer_labels)
+    return _apply_losses(apply, optax.softmax_cross_entropy_with_integer_labels)
 
 
 @gate(apply=FUNCTION)
@@ -128,7 +128,7 @@ def sequence_cross_entropy(apply: Apply) -> Loss:
         places = known.sum(axis=1).astype(each.dtype)
         return jnp.where(known, each, 0).sum(axis=1) / jnp.maximum(places, 1)
 
-    return _of_outputs(apply, losses)
+    return _apply_losses(apply, losses)
 
 
 @gate(apply=FUNCTION)
@@ -139,7 +139,7 @@ def multilabel(apply: Apply) -> Loss:
         wanted = (targets > 0).astype(scores.dtype)
         return optax.sigmoid_binary_cross_entropy(scores, wanted).mean(axis=1)
 
-    return _of_outputs(apply, losses)
+    return _apply_losses(apply, losses)
 
 
 @gate(apply=FUNCTION)
@@ -150,7 +150,7 @@ def logistic(apply: Apply) -> Loss:
         scores = scores.reshape(scores.shape[0])
         return jax.nn.softplus(jnp.where(targets > 0, -scores, scores))
 
-    return _of_outputs(apply, losses)
+    return _apply_losses(apply, losses)
 
 
 @gate(apply=FUNCTION)
@@ -161,7 +161,7 @@ def squared_error(apply: Apply) -> Loss:
         gap = outputs.reshape(targets.shape) - targets
         return 0.5 * jnp.square(gap).reshape(gap.shape[0], -1).sum(axis=1)
 
-    return _of_outputs(apply, losses)
+    return _apply_losses(apply, losses)
 
 
 @gate(loss=FUNCTION, strength=NOT_NEGATIVE)
@@ -176,7 +176,7 @@ def l2(loss: Loss, strength: float) -> Loss:
         if isinstance(model, Neighbors):
             return penalty(model.shared)
         if not isinstance(model, Blend):
-            return 0.5 * strength * trees.squared_norm(model)
+            return 0.5 * strength * trees.sum_squares(model)
         ours, own = penalty(model.shared), penalty(model.personal)
         return model.alpha * ours + (1 - model.alpha) * own
 

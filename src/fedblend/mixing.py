@@ -184,11 +184,11 @@ def shapes_of(arrays: Mapping[str, Any], params: PyTree) -> PyTree:
     if "alpha" in own:
         return Blend(own["alpha"], params, params)  # pyright: ignore
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _of_rank(own, jax.tree_util.keystr(path), leaf), params
+        lambda path, leaf: _match_rank(own, jax.tree_util.keystr(path), leaf), params
     )
 
 
-def _of_rank(own: Mapping[str, Any], name: str, leaf: Any) -> Any:
+def _match_rank(own: Mapping[str, Any], name: str, leaf: Any) -> Any:
     """A leaf of the parameters, or of a mixture of products: the rank is twice that."""
     twice = {
         "['a']": (2 * leaf.shape[0], *leaf.shape[1:]) if leaf.shape else (),

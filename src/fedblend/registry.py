@@ -98,12 +98,12 @@ class Entry:
 
     @property
     def reference(self) -> str:
-        """Where it was published; empty where the text names no reference."""
+        """Where it was venue; empty where the text names no reference."""
         paragraph = self._text().partition("Reference:")[2].partition("\n\n")[0]
         return " ".join(paragraph.split())
 
     @property
-    def published(self) -> str:
+    def venue(self) -> str:
         """Venue, year and number of the reference, without its authors and title."""
         return self.reference.rpartition('",')[2].strip(" .")
 
@@ -122,15 +122,16 @@ OWN_MODEL = "own model"
 class AlgorithmEntry(Entry):
     """An algorithm by name."""
 
-    sends: tuple[str, ...]
+    sends: tuple[str, ...] = ("update",)
     """What a client sends in a round: "update", "gradients", "losses"; or nothing. And
     ``OWN_MODEL``, where it sends one that it trained alone, at enrollment."""
-    new_client: NewClient
-    keys: Mapping[str, str]
+    new_client: NewClient = TRAINS
+    """How a client that joins after the training gets its model."""
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The keys of a configuration for parameters that have another name there."""
-    keeps: str | None
+    keeps: str | None = None
     """The parameter that names the parts of the model which stay with a client."""
-    theory: Callable[..., Any] | None
+    theory: Callable[..., Any] | None = None
     """Theory's step for it, or all that theory chooses (``LocalTraining``) where a coin
     ends rounds: a configuration may have ``rate = "theory"``."""
     own_rates: bool = False
@@ -138,11 +139,14 @@ class AlgorithmEntry(Entry):
     coin: bool = False
     """A coin ends its rounds: ``steps`` is a mean, which theory may choose."""
     form: str | None = None
-    """What a configuration makes of the model, such as "ensemble"; None for nothing."""
+    """What a configuration makes of the model: "ensemble" for several of it, "shifted"
+    for its features shifted, "neighbors" for votes of nearest rows; None for nothing.
+    Or what it asks of adapters: "factors" of a product, "pairs" of adapters."""
     encodes: bool = False
     """It encodes what clients send: no transform that encodes goes around it."""
     preset_of: str | None = None
-    """The algorithm of which it is a setting; None if it is one of its own."""
+    """The algorithm of which it is a setting, with the same messages and states; None
+    if it is one of its own."""
     reads: str = "gradients"
     """What a client takes from its rows besides gradients of the loss; that word where
     there is nothing else, so that ``row_noise`` covers it."""
@@ -235,23 +239,7 @@ def instead_of(name: str) -> str:
 
 
 def algorithm(
-    *,
-    name: str | None = None,
-    builder: Builder | None = None,
-    sends: tuple[str, ...] = ("update",),
-    new_client: NewClient = TRAINS,
-    keys: Mapping[str, str] = MappingProxyType({}),
-    keeps: str | None = None,
-    theory: Callable[..., Any] | None = None,
-    own_rates: bool = False,
-    coin: bool = False,
-    form: str | None = None,
-    encodes: bool = False,
-    preset_of: str | None = None,
-    reads: str = "gradients",
-    trains_kept: bool = True,
-    everyone: bool = False,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    *, name: str | None = None, builder: Builder | None = None, **facts: Any
 ) -> Callable[[Decorated], Decorated]:
     """Register the algorithm that the decorated function builds.
 
@@ -259,47 +247,13 @@ def algorithm(
         name: by which a configuration names it; the function's own if None.
         builder: the function of the library, where a configuration has other options
             than that function has parameters; the decorated function if None.
-        sends: what a client sends in a round.
-        new_client: how a client that joins after the training gets its model.
-        keys: the keys of a configuration for parameters that have another name there.
-        keeps: the parameter that names the parts of the model which stay with a client.
-        theory: the function that finds the step, where theory has one.
-        own_rates: whether the builder itself takes "theory" for a rate.
-        coin: whether a coin ends its rounds, so that theory may choose their steps.
-        form: what a configuration makes of the model: "ensemble" for several of it,
-            "shifted" for its features shifted, "neighbors" for votes of nearest rows.
-            Or what it asks of adapters: "factors" of a product, "pairs" of adapters.
-        encodes: whether it encodes what clients send.
-        preset_of: the algorithm of which it is a setting, with the same messages and
-            states.
-        reads: what a client takes from its rows besides gradients of the loss.
-        trains_kept: whether clients train the part that stays with them.
-        everyone: whether all clients take part in each round.
-        defaults: unusual values of keys that a configuration leaves out.
+        **facts: fields of ``AlgorithmEntry`` that are not the usual.
     """
 
     def register(build: Decorated) -> Decorated:
         build = gate()(build)
-        entry = AlgorithmEntry(
-            name or build.__name__,
-            build,
-            builder or build,
-            sends,
-            new_client,
-            keys,
-            keeps,
-            theory,
-            own_rates,
-            coin,
-            form,
-            encodes,
-            preset_of,
-            reads,
-            trains_kept,
-            everyone,
-            defaults,
-        )
-        ALGORITHMS.add(entry)
+        own = name or build.__name__
+        ALGORITHMS.add(AlgorithmEntry(own, build, builder or build, **facts))
         return build
 
     return register

@@ -25,9 +25,9 @@ from fedblend.checks import (
     Instance,
     NotNegative,
     Part,
-    by_client,
+    add_lengths,
+    each_client,
     gate,
-    with_lengths,
 )
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.errors import UserError
@@ -56,13 +56,13 @@ def given(models: PyTree) -> Solver:
             "a tree of arrays over the same clients",
             f"a tree of arrays of the lengths {sorted(lengths)}",
         )
-    return with_lengths(solve, (("given: models", lengths.pop()),))
+    return add_lengths(solve, (("given: models", lengths.pop()),))
 
 
 @gate()
 def gradient_descent(
     loss: Loss,
-    smooth: Annotated[ByClient, by_client(POSITIVE)],
+    smooth: Annotated[ByClient, each_client(POSITIVE)],
     *,
     tolerance: NotNegative = 1e-6,
     most: Count = 10_000,
@@ -152,7 +152,7 @@ def _descent(
         def value(here):
             return objective(loss, here, batch)
 
-        def unfinished(carry):
+        def goes_on(carry):
             _, _, grad, count = carry
             return (trees.norm(grad) > tolerance) & (count < most)
 
@@ -162,7 +162,7 @@ def _descent(
             return here, state, gradient_at(here, batch), count + 1
 
         first = (params, init(params), gradient_at(params, batch), 0)
-        here, _, grad, _ = jax.lax.while_loop(unfinished, advance, first)
+        here, _, grad, _ = jax.lax.while_loop(goes_on, advance, first)
         return here, trees.norm(grad)
 
     return solve

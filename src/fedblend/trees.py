@@ -40,24 +40,35 @@ def zeros_like(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.zeros_like, tree)
 
 
-def map_with_path(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
+IsLeaf = Callable[[Any], bool]
+"""Whether a node of a tree counts as a leaf."""
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def map_with_path(
+    function: Callable[..., Any],
+    tree: PyTree,
+    *rest: PyTree,
+    is_leaf: IsLeaf | None = None,
+) -> PyTree:
     """``function(path, leaf, ...)`` for every leaf, its path as in "last/weight"."""
 
-    def at(path, *leaves):
-        return function(jax.tree_util.keystr(path, simple=True, separator="/"), *leaves)
+    def call(path, *leaves):
+        return function(_name(path), *leaves)
 
-    return jax.tree_util.tree_map_with_path(at, tree, *rest)
+    return jax.tree_util.tree_map_with_path(call, tree, *rest, is_leaf=is_leaf)
 
 
 _map_with_none = partial(jax.tree.map, is_leaf=lambda node: node is None)
 
 
-def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+def leaves_by_path(tree: PyTree, is_leaf: IsLeaf | None = None) -> dict[str, Any]:
     """The leaves of a tree by their path, such as "last/weight", in their order."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf)
+    return {_name(path): leaf for path, leaf in leaves}
 
 
 def add_where_given(tree: PyTree, addend: PyTree | None) -> PyTree:
@@ -93,14 +104,14 @@ def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(choose, yes, no)
 
 
-def squared_norm(tree: PyTree) -> jax.Array:
+def sum_squares(tree: PyTree) -> jax.Array:
     """The sum of all squared entries."""
     return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=0.0)  # pyright: ignore
 
 
 def norm(tree: PyTree) -> jax.Array:
     """The length of the tree as one vector."""
-    return jnp.sqrt(squared_norm(tree))
+    return jnp.sqrt(sum_squares(tree))
 
 
 def largest(tree: PyTree) -> jax.Array:
@@ -117,6 +128,13 @@ def is_finite(tree: PyTree) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
     return jnp.stack(checks).all() if checks else jnp.ones((), bool)
+
+
+def shapes(tree: PyTree, *ahead: int) -> PyTree:
+    """Shapes and dtypes of all leaves, with more axes ahead."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*ahead, *leaf.shape), leaf.dtype), tree
+    )
 
 
 def take(tree: PyTree, index) -> PyTree:

@@ -104,7 +104,7 @@ def _alone(step: Step, even: float) -> Callable[..., list[jax.Array]]:
         return _plain(step, own, constants, first)
 
     @loop.def_vmap
-    def mapped(size, batched, own, constants, first):
+    def map_loop(size, batched, own, constants, first):
         unequal, constants_mapped, first_mapped = batched
         if unequal:
             several = _together(step, even, constants_mapped, first_mapped)
@@ -135,10 +135,10 @@ def _together(
             return jax.vmap(lambda *one: _plain(step, *one), axes)(
                 own, constants, first
             )
-        return _in_turns(step, seats, own_constants, own_first, own, constants, first)
+        return _take_turns(step, seats, own_constants, own_first, own, constants, first)
 
     @loop.def_vmap
-    def mapped(size, batched, own, constants, first):
+    def map_loop(size, batched, own, constants, first):
         unequal, constants_mapped, first_mapped = batched
         clients = own.shape[-1]
         if not unequal:  # replicas with the same clients advance together
@@ -200,14 +200,16 @@ def _crowd(size: int, clients: int, leaves, own, mapped):
     return spread, [a or b for a, b in zip(own, mapped, strict=True)]
 
 
-def _in_turns(step: Step, seats: int, own_constants, own_first, own, constants, first):
+def _take_turns(
+    step: Step, seats: int, own_constants, own_first, own, constants, first
+):
     """The loops of all clients, ``seats`` of them at a time."""
     clients = len(own)
     order = jnp.argsort(own, descending=True)
     advance = _each(step, 0, own_constants)
     never = jnp.iinfo(own.dtype).max
 
-    def at(index, leaves, mapped):
+    def pick(index, leaves, mapped):
         return [
             leaf[index] if one else leaf
             for leaf, one in zip(leaves, mapped, strict=True)
@@ -228,15 +230,15 @@ def _in_turns(step: Step, seats: int, own_constants, own_first, own, constants, 
         numbers, left = numbers + more, left - more
         seat = left.argmin()
         everything = [True] * len(carry)
-        reached = put(sitting[seat], reached, at(seat, carry, everything), everything)
+        reached = put(sitting[seat], reached, pick(seat, carry, everything), everything)
         # Where nobody waits the seat goes on with what is not looked at any more.
         after = order[jnp.minimum(turn + seats, clients - 1)]
         waits = turn + seats < clients
         sitting = sitting.at[seat].set(after)
         left = left.at[seat].set(jnp.where(waits, own[after], never))
         numbers = numbers.at[seat].set(0)
-        held = put(seat, held, at(after, constants, own_constants), own_constants)
-        carry = put(seat, carry, at(after, first, own_first), everything)
+        held = put(seat, held, pick(after, constants, own_constants), own_constants)
+        carry = put(seat, carry, pick(after, first, own_first), everything)
         return sitting, left, numbers, held, carry, reached
 
     def along(size, leaves):
@@ -247,8 +249,8 @@ def _in_turns(step: Step, seats: int, own_constants, own_first, own, constants, 
         sitting,
         own[sitting],
         jnp.zeros_like(own[:seats]),
-        at(sitting, constants, own_constants),
-        along(seats, at(sitting, first, own_first)),
+        pick(sitting, constants, own_constants),
+        along(seats, pick(sitting, first, own_first)),
         along(clients, first),
     )
     return jax.lax.fori_loop(0, clients, until_one_is_done, state)[-1]

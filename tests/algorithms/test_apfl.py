@@ -13,9 +13,9 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import mixing
-from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.data.federated import Shards
 from fedblend.simulation.sampling import cohorts
+from fedblend_reproductions.apfl.averaged import apfl_averaged
 
 RATE, HELD = 0.2, 0.5
 work: dict[str, Any] = {"steps": 3, "batch_size": 2}

@@ -20,7 +20,7 @@ def moved(mu) -> float:
     run = fb.simulate(
         algorithm, on.params, on.federated_data, jax.random.key(0), rounds=1
     ).complete()
-    return float(trees.squared_norm(trees.subtract(run.shared, on.params)))
+    return float(trees.sum_squares(trees.subtract(run.shared, on.params)))
 
 
 @pytest.mark.slow

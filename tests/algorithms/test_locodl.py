@@ -20,7 +20,7 @@ from fedblend.config.theory_rates import choose_steps, theory_values
 from fedblend.errors import ConfigError
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
-from fedblend.transforms.central_loss import of_parameters, on_rows
+from fedblend.transforms.central_loss import parameter_loss, row_loss
 from reference import local_training_transcription as paper
 
 ALPHA = np.array([0.2, 0.9, 0.5, 1.0, 0.3, 0.7, 0.4])
@@ -80,7 +80,7 @@ def mixed(**options):
 )
 def test_the_papers_loop_with_the_coins_and_masks_that_fell(masks, central):
     """Masks are where d_i is not 0; both are in float64, over some 30 steps."""
-    options = {"central": of_parameters(central_loss), **CENTRALLY} if central else {}
+    options = {"central": parameter_loss(central_loss), **CENTRALLY} if central else {}
     run = simulated(method(masks=masks, **options), rounds=10, every=1)
     ours, coins, kept, before = [], [], [], 0
     for record in run:
@@ -119,7 +119,7 @@ def test_the_papers_loop_with_the_coins_and_masks_that_fell(masks, central):
         np.testing.assert_allclose(u.mean(axis=0) + v, 0, atol=1e-13)
 
 
-CENTRAL_LOSS = {"central": of_parameters(central_loss), **CENTRALLY}
+CENTRAL_LOSS = {"central": parameter_loss(central_loss), **CENTRALLY}
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_the_servers_rows_and_any_unbiased_compressor():
     rows = fb.federate(tuple(one[None] for one in CENTRAL), [np.array([0])])
     options = {**CENTRALLY, "compressor": compress.dithering(8)}
     run = simulated(
-        method(central=on_rows(ON.loss), **options),
+        method(central=row_loss(ON.loss), **options),
         rounds=400,
         central=rows.train.shard(0),
     ).complete()

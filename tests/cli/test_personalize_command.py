@@ -14,7 +14,7 @@ import pytest
 import fedblend as fb
 from fedblend.cli import main, screen
 from fedblend.config import toml
-from fedblend.simulation.serialize import named_leaves, unpack
+from fedblend.simulation.serialize import name_leaves, unpack
 
 CONFIG = {
     "version": 1,
@@ -154,7 +154,7 @@ def test_one_new_client_of_one_class_in_the_terminal(finished, capsys):
     assert "not overwritten" in capsys.readouterr().err
     found = fb.personalize_from(finished, "alone.csv")
     saved, _ = unpack(Path("personal.safetensors").read_bytes())
-    mine = named_leaves(found.clients.personal(0))
+    mine = name_leaves(found.clients.personal(0))
     assert saved.keys() == mine.keys()
     for name, leaf in mine.items():
         np.testing.assert_array_equal(saved[name], leaf)

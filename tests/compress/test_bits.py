@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from fedblend import compress
 from fedblend.compress import decode, encode
 from fedblend.core import Ragged, ragged_bits, static_bits
-from fedblend.simulation.serialize import WireError, arrived, pack, traveling, unpack
+from fedblend.simulation.serialize import (
+    WireError,
+    complete_message,
+    pack,
+    traveling,
+    unpack,
+)
 
 LAYOUTS = (
     {"one": (3, 4)},
@@ -71,7 +77,7 @@ def test_bits_are_those_of_the_packed_payload(name, tree, client):
     counted = static_bits(message) + (0 if ragged is None else int(ragged))
     assert counted == 8 * sent == 8 * payload_bytes(data)
 
-    back = arrived(unpack(data)[0], jax.eval_shape(lambda: message))
+    back = complete_message(unpack(data)[0], jax.eval_shape(lambda: message))
     assert jax.tree.structure(back) == jax.tree.structure(message)
     same(receive(back, key, client), receive(message, key, client))
 
@@ -83,7 +89,9 @@ def test_shared_places_are_drawn_again_from_the_senders_key_only():
     arrays, _ = unpack(pack(traveling(message)))
     assert [array.shape for array in arrays.values()] == [(3,)]
     mine, other, named = (
-        decode(compressor, arrived(arrays, message), jax.random.key(seed), purpose)
+        decode(
+            compressor, complete_message(arrays, message), jax.random.key(seed), purpose
+        )
         for seed, purpose in ((4, "diana"), (5, "diana"), (4, "ef21"))
     )
     same(mine, decode(compressor, message, key, "diana"))
@@ -94,14 +102,14 @@ def test_shared_places_are_drawn_again_from_the_senders_key_only():
 def test_a_ragged_leaf_that_is_too_long_or_missing_is_refused():
     message = Ragged(jnp.arange(4), jnp.asarray(2, jnp.int32))
     np.testing.assert_array_equal(traveling(message), [0, 1])
-    back = arrived({"value": np.arange(3, dtype=np.int32)}, message)
+    back = complete_message({"value": np.arange(3, dtype=np.int32)}, message)
     np.testing.assert_array_equal(back.buffer, [0, 1, 2, 0])
     assert back.used == 3
     for wrong in (np.arange(5, dtype=np.int32), np.arange(2.0), np.int32(1)):
         with pytest.raises(WireError, match="expected"):
-            arrived({"value": np.asarray(wrong)}, message)
+            complete_message({"value": np.asarray(wrong)}, message)
     with pytest.raises(WireError, match="missing"):
-        arrived({}, message)
+        complete_message({}, message)
 
 
 def test_a_clients_own_k_is_what_travels():

@@ -30,7 +30,7 @@ VECTORS = {name: value.astype(np.float32) for name, value in VECTORS.items()}
 each_vector = pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS)
 
 
-def squared_errors(drawn, vector) -> np.ndarray:
+def error_variances(drawn, vector) -> np.ndarray:
     return ((drawn - vector) ** 2).sum(axis=1) / (vector.astype(float) ** 2).sum()
 
 
@@ -47,7 +47,7 @@ def test_the_mean_is_the_vector_and_the_variance_at_most_omega(name, vector):
     gap = np.abs(drawn.mean(axis=0) - vector)
     assert (gap <= ERRORS * standard_error(drawn) + rounding).all()
     assert compressor.omega is not None
-    errors = squared_errors(drawn, vector)
+    errors = error_variances(drawn, vector)
     bound = own(compressor.omega(DIM))
     assert errors.mean() <= bound + ERRORS * standard_error(errors) + 1e-6
 
@@ -57,7 +57,7 @@ def test_the_mean_is_the_vector_and_the_variance_at_most_omega(name, vector):
 def test_rand_k_reaches_its_omega_client_by_client(vector, client):
     compressor = UNBIASED["rand_k by client"]
     assert compressor.omega is not None
-    errors = squared_errors(draws(compressor, vector, DRAWS, client), vector)
+    errors = error_variances(draws(compressor, vector, DRAWS, client), vector)
     omega = own(compressor.omega(DIM), client)
     np.testing.assert_allclose(omega, DIM / [3, 12, 1][client] - 1)
     assert abs(errors.mean() - omega) <= ERRORS * standard_error(errors) + 1e-6
@@ -65,7 +65,7 @@ def test_rand_k_reaches_its_omega_client_by_client(vector, client):
 
 def test_natural_compression_reaches_its_omega_at_four_thirds():
     vector = np.full(DIM, 4 / 3, np.float32)
-    errors = squared_errors(draws(UNBIASED["natural"], vector, DRAWS), vector)
+    errors = error_variances(draws(UNBIASED["natural"], vector, DRAWS), vector)
     assert abs(errors.mean() - 1 / 8) <= ERRORS * standard_error(errors)
 
 
@@ -74,7 +74,7 @@ def test_natural_compression_reaches_its_omega_at_four_thirds():
 def test_the_error_is_at_most_one_minus_delta(name, vector):
     compressor = CONTRACTIVE[name]
     assert compressor.delta is not None
-    errors = squared_errors(draws(compressor, vector, DRAWS), vector)
+    errors = error_variances(draws(compressor, vector, DRAWS), vector)
     bound = 1 - own(compressor.delta(DIM))
     assert errors.mean() <= bound + ERRORS * standard_error(errors) + 1e-6
 
@@ -82,9 +82,9 @@ def test_the_error_is_at_most_one_minus_delta(name, vector):
 def test_top_k_and_sign_reach_their_delta():
     """Equal entries are top-k's worst vector, a single one that of signs."""
     equal, single = VECTORS["equal"], VECTORS["one entry"]
-    errors = squared_errors(draws(CONTRACTIVE["top_k"], equal, DRAWS), equal)
+    errors = error_variances(draws(CONTRACTIVE["top_k"], equal, DRAWS), equal)
     np.testing.assert_allclose(errors, 1 - 4 / DIM, rtol=1e-6)
-    errors = squared_errors(draws(CONTRACTIVE["sign"], single, DRAWS), single)
+    errors = error_variances(draws(CONTRACTIVE["sign"], single, DRAWS), single)
     np.testing.assert_allclose(errors, 1 - 1 / DIM, rtol=1e-6)
 
 

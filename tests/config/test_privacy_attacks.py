@@ -23,7 +23,7 @@ from fedblend.config.config import check
 from fedblend.runs.run import run_config
 from fedblend.simulation.sampling import cohorts
 from fedblend.simulation.serialize import unpack
-from fedblend.theory.privacy import spent
+from fedblend.theory.privacy import cohort_cost
 from fedblend.transforms.noise import add_noise
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -210,7 +210,7 @@ def test_neighbors_are_told_apart_no_more_often_than_epsilon_allows(name, games)
         if not cohorts(jax.random.key(seed), rounds, clients, cohort)[:, 0].any()
     )
     seeds = list(islice(chosen, games // 2))
-    epsilon = spent(**game, delta=DELTA[name]).epsilon
+    epsilon = cohort_cost(**game, delta=DELTA[name]).epsilon
     assert epsilon is not None
     # Of two worlds that are equally likely, with the best of all tests.
     most = (exp(epsilon) + DELTA[name]) / (1 + exp(epsilon))

@@ -29,7 +29,7 @@ from fedblend.runs.plan.problem import problem
 from fedblend.runs.run import run_config
 from fedblend.simulation.simulate import set_up
 from fedblend.theory.blt import optimal
-from fedblend.theory.privacy import spent, spent_by_blt, spent_by_tree
+from fedblend.theory.privacy import blt_cost, cohort_cost, tree_cost
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 TABLE: dict[str, Any] = {"clip": 0.5, "noise": 2.0, "delta": 1e-3}
@@ -66,7 +66,7 @@ def test_a_run_says_what_it_costs(configured, tmp_path, write, capsys, compiled)
     path, out = write(dump(config), "private.toml"), tmp_path / "out"
     assert main(["run", str(path), "--out", str(out)]) == 0
     found = json.loads((out / "summary.json").read_text())["privacy"]
-    expected = spent(noise=2.0, delta=1e-3, cohort=3, clients=6, rounds=4)
+    expected = cohort_cost(noise=2.0, delta=1e-3, cohort=3, clients=6, rounds=4)
     assert found["epsilon"] == expected.epsilon
     assert found["sentence"] == f"{expected}, {SCOPE}"
     assert f"privacy: {expected}, {SCOPE}" in capsys.readouterr().out
@@ -87,14 +87,14 @@ def test_without_a_cohort_everyone_is_planned_with(tiny, configured):
     del tiny["run"]["cohort"]
     config = configured()
     assert build(config).algorithm.needs.cohort == 6
-    everyone = spent(noise=2.0, cohort=6, clients=6, rounds=4, delta=1e-3)
+    everyone = cohort_cost(noise=2.0, cohort=6, clients=6, rounds=4, delta=1e-3)
     assert promised(config)["epsilon"] == everyone.epsilon
 
 
 def test_several_seeds_cost_more_together(configured):
     found = promised(configured(run={"seed": [0, 1, 2]}))
     once, thrice = (
-        spent(noise=2.0, cohort=3, clients=6, rounds=rounds, delta=1e-3).epsilon
+        cohort_cost(noise=2.0, cohort=3, clients=6, rounds=rounds, delta=1e-3).epsilon
         for rounds in (4, 12)
     )
     assert found["epsilon"] == thrice
@@ -104,7 +104,7 @@ def test_several_seeds_cost_more_together(configured):
 def test_a_tree_over_clients_that_are_dealt(configured):
     config = configured({"tree": 2}, run={"epoch": 2, "seed": [0, 1]})
     counted: dict[str, Any] = dict(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
-    once, both = spent_by_tree(**counted), spent_by_tree(**counted, runs=2)
+    once, both = tree_cost(**counted), tree_cost(**counted, runs=2)
     found = promised(config)
     assert found["epsilon"] == both.epsilon
     assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
@@ -127,7 +127,7 @@ def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, comp
     with pytest.raises(KeyboardInterrupt):
         run_config(config, tmp_path / "out", on_step=stop)
     summary = run_config(config, tmp_path / "out", resume=True)
-    cost = spent_by_tree(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
+    cost = tree_cost(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
     assert summary["privacy"]["epsilon"] == cost.epsilon
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
@@ -138,7 +138,7 @@ def test_buffers_for_clients_that_take_turns(configured):
     config = configured({"buffers": 3}, run={"separation": 2, "seed": [0, 1]})
     strategy = optimal(rounds=4, separation=2)
     counted: dict[str, Any] = dict(noise=2.0, rounds=4, delta=1e-3, separation=2)
-    both = spent_by_blt(**counted, strategy=strategy, runs=2)
+    both = blt_cost(**counted, strategy=strategy, runs=2)
     assert promised(config)["epsilon"] == both.epsilon
     assert strategy.decays
     spec = build(config).spec
@@ -151,10 +151,10 @@ def test_buffers_are_accounted_for_however_clients_are_drawn(configured):
     dealt = configured({"buffers": 1}, run={"epoch": 2})
     strategy = optimal(rounds=4, participations=2, buffers=1)
     run: dict[str, Any] = {"noise": 2.0, "rounds": 4, "delta": 1e-3}
-    expected = spent_by_blt(**run, strategy=strategy, participations=2)
+    expected = blt_cost(**run, strategy=strategy, participations=2)
     assert promised(dealt)["epsilon"] == expected.epsilon
     drawn = promised(configured({"buffers": 1}))["epsilon"]
-    always = spent_by_tree(**run, tree=1, epoch=1).epsilon
+    always = tree_cost(**run, tree=1, epoch=1).epsilon
     assert drawn == pytest.approx(always)
     assert drawn > expected.epsilon
 
@@ -187,17 +187,17 @@ def test_poisson_sampling_counts_clients_that_are_added(configured):
     promise = promised(config)
     run: dict[str, Any] = {"noise": 2.0, "cohort": 3, "clients": 6, "rounds": 4}
     how: dict[str, Any] = {"adjacency": "add_or_remove", "sampling": "poisson"}
-    found = spent(**run, **how, delta=1e-3)
+    found = cohort_cost(**run, **how, delta=1e-3)
     assert promise["epsilon"] == found.epsilon
     assert "(add or remove)" in promise["sentence"]
-    fixed = spent(**run, delta=1e-3, adjacency="zero_out").epsilon or 0
+    fixed = cohort_cost(**run, delta=1e-3, adjacency="zero_out").epsilon or 0
     assert 1.8 * (found.epsilon or 0) < fixed
 
 
 def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):
     """In four rounds a client is twice there, for certain and not by chance."""
     found = promised(configured(run={"epoch": 2}))
-    twice = spent(noise=2.0, cohort=6, clients=6, rounds=2, delta=1e-3)
+    twice = cohort_cost(noise=2.0, cohort=6, clients=6, rounds=2, delta=1e-3)
     assert found["epsilon"] == twice.epsilon
 
 
@@ -304,13 +304,13 @@ def test_spare_clients_are_drawn_and_accounted_for(tiny, write):
     content["federation"] = {"spare": 6}
     found = promised(load(write(content)), 10)["epsilon"]
     run: dict[str, Any] = {"noise": 2.0, "clients": 10, "rounds": 4, "delta": 1e-3}
-    drawn, planned = (spent(cohort=size, **run).epsilon for size in (9, 3))
+    drawn, planned = (cohort_cost(cohort=size, **run).epsilon for size in (9, 3))
     assert found == drawn
     assert planned is not None
     assert found > 2 * planned
     content["federation"] = {"spare": 60}
     assert promised(load(write(content)), 10)["epsilon"] == pytest.approx(
-        spent(cohort=10, **run).epsilon
+        cohort_cost(cohort=10, **run).epsilon
     )
 
 

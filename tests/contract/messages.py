@@ -15,7 +15,7 @@ import numpy as np
 from fedblend import keys
 from fedblend.core import Aggregate, Sender, Up
 from fedblend.simulation.sampling import cohorts
-from fedblend.simulation.serialize import arrived, pack, traveling, unpack
+from fedblend.simulation.serialize import complete_message, pack, traveling, unpack
 
 
 class Outcome(NamedTuple):
@@ -38,7 +38,7 @@ def carry(message):
     arrays, _ = unpack(data)
     header = int.from_bytes(data[:8], "little")
     shapes = jax.eval_shape(lambda: message)
-    return arrived(arrays, shapes), 8 * (len(data) - 8 - header)
+    return complete_message(arrays, shapes), 8 * (len(data) - 8 - header)
 
 
 def weighted_mean(values: list, weights: list[float]):

@@ -36,8 +36,8 @@ from fedblend.core import Aggregate, Algorithm, Sender  # noqa: E402, Sender
 from fedblend.losses import objective  # noqa: E402
 from fedblend.registry import ALGORITHMS, TRANSFORMS  # noqa: E402
 from fedblend.theory.blt import Blt  # noqa: E402
-from fedblend.transforms._sparse_rows import named  # noqa: E402
-from fedblend.transforms.central_loss import of_parameters  # noqa: E402
+from fedblend.transforms.central_loss import parameter_loss  # noqa: E402
+from fedblend.trees import leaves_by_path  # noqa: E402
 
 PAGE = HOME / "docs" / "pairs.md"
 CLIENTS, ROUNDS, RATE = 4, 800, 0.05
@@ -120,13 +120,15 @@ def alone(name: str) -> Algorithm:
 def _everything(on: problems.Problem):
     """The loss of all rows, which the server has as well."""
     rows = jax.tree.map(jnp.asarray, on.federated_data.train.examples)
-    return of_parameters(lambda params: on.loss(params, rows).mean())
+    return parameter_loss(lambda params: on.loss(params, rows).mean())
 
 
 def _table(on: problems.Problem) -> str:
     """The last parameter with a row for every number that the last field has."""
     rows = on.federated_data.train.examples[-1].max() + 1
-    return [path for path, leaf in named(on.params).items() if len(leaf) >= rows][-1]
+    return [
+        path for path, leaf in leaves_by_path(on.params).items() if len(leaf) >= rows
+    ][-1]
 
 
 PRIVATE: dict[str, Any] = {
@@ -155,7 +157,7 @@ WITH = {
         made,
         on.federated_data,
         rows={_table(on): [str(len(on.federated_data.train.examples) - 1)]},
-        always=len(named(on.params)[_table(on)]),
+        always=len(leaves_by_path(on.params)[_table(on)]),
     ),
     "local_dp": lambda made, on: transforms.local_dp(made, 1e3),
     "mixed_fl": lambda made, on: transforms.mixed_fl(

@@ -21,10 +21,10 @@ import pytest
 import example_arguments as examples
 import fedblend as fb
 from fedblend import compress
-from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.local import Optimizer, Steps
 from fedblend.registry import ALGORITHMS as REGISTERED
-from fedblend.transforms.central_loss import of_parameters
+from fedblend.transforms.central_loss import parameter_loss
+from fedblend_reproductions.apfl.averaged import apfl_averaged
 from problems import (
     COUNTS,
     Problem,
@@ -228,7 +228,7 @@ ENCODERS = {
     ),
     "mixed": lambda algorithm, p: fb.transforms.mixed_fl(
         algorithm,
-        of_parameters(fb.trees.squared_norm),
+        parameter_loss(fb.trees.sum_squares),
         how="two_way",
         steps=2,
         optimizer=0.1,

@@ -12,8 +12,8 @@ import pytest
 from registry import CASES, others_later
 
 import fedblend as fb
-from fedblend.simulation.serialize import as_tree, named_leaves, unpack
-from fedblend.transforms.central_loss import on_rows
+from fedblend.simulation.serialize import build_tree, name_leaves, unpack
+from fedblend.transforms.central_loss import row_loss
 from loopback import EXPERIMENT, LoopbackFederation
 from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 
@@ -37,11 +37,11 @@ def test_a_loopbackcomes_to_the_simulators_numbers(name, tmp_path):
     server = loopback.complete(loopback.server())
     close(jax.device_get((server.down, server.server)), _both_sides(run))
     for client, model in enumerate(loopback.personal(server)):
-        close(model, named_leaves(run.personal(client)))
+        close(model, name_leaves(run.personal(client)))
     for client, (base, state) in enumerate(zip(server.bases, states(run), strict=True)):
         place = tmp_path / f"node{client}" / EXPERIMENT / f"state-{base}"
         arrays, _ = unpack(place.read_bytes())
-        close(as_tree(arrays, state), state)
+        close(build_tree(arrays, state), state)
     np.testing.assert_array_equal(server.ledger.up, run.bits().up)
     np.testing.assert_array_equal(server.ledger.down, run.bits().down)
     assert server.bases.shape == (CLIENTS,)
@@ -88,7 +88,7 @@ def _by_tree(algorithm, federated_data):
 
 def _mixed(how):
     return lambda algorithm, federated_data: fb.transforms.mixed_fl(
-        algorithm, on_rows(_table_loss), how=how
+        algorithm, row_loss(_table_loss), how=how
     )
 
 
@@ -117,6 +117,6 @@ def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path
     server = loopback.complete(loopback.server())
     close(jax.device_get((server.down, server.server)), _both_sides(run))
     for client, model in enumerate(loopback.personal(server)):
-        close(model, named_leaves(run.personal(client)))
+        close(model, name_leaves(run.personal(client)))
     np.testing.assert_array_equal(server.ledger.up, run.bits().up)
     np.testing.assert_array_equal(server.ledger.down, run.bits().down)

@@ -10,7 +10,7 @@ import pytest
 from messages import run_by_messages
 from registry import CASES, others_later
 
-from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.serialize import WireError, build_tree, pack, unpack
 from runs import SETTINGS, close, cohort_of, outcome, problem, same_bits, usual_run
 
 each_case = pytest.mark.parametrize("name", others_later(CASES))
@@ -61,7 +61,7 @@ def test_every_message_survives_bytes_and_back(name):
         message = example_of(getattr(shapes, kind))
         arrays, words = unpack(pack(message, {"round": "3"}))
         assert words["round"] == "3"
-        back = as_tree(arrays, getattr(shapes, kind))
+        back = build_tree(arrays, getattr(shapes, kind))
         assert jax.tree.structure(back) == jax.tree.structure(message)
         same_bits(message, back)
 
@@ -76,14 +76,14 @@ def test_a_wrongly_shaped_message_is_refused(name):
     for wrong in (longer, other):
         arrays, _ = unpack(pack(wrong))
         with pytest.raises(WireError, match="expected"):
-            as_tree(arrays, shapes)
+            build_tree(arrays, shapes)
     for wrong, words in ((example_of(shapes.shared), "missing"), ((), "missing")):
         arrays, _ = unpack(pack(wrong))
         with pytest.raises(WireError, match=words):
-            as_tree(arrays, shapes)
+            build_tree(arrays, shapes)
     arrays, _ = unpack(pack(example_of(shapes)))
     with pytest.raises(WireError, match="not expected"):
-        as_tree(arrays | {"more": np.zeros(1)}, shapes)
+        build_tree(arrays | {"more": np.zeros(1)}, shapes)
 
 
 @each_case
@@ -97,4 +97,4 @@ def test_a_damaged_message_is_refused(name):
         damaged = bytearray(data)
         damaged[place] ^= 0xFF
         with pytest.raises(WireError):
-            as_tree(unpack(bytes(damaged))[0], shapes)
+            build_tree(unpack(bytes(damaged))[0], shapes)

@@ -22,10 +22,10 @@ import apfl_transcription as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import keys, mixing  # noqa: E402
-from fedblend.algorithms.apfl_averaged import apfl_averaged  # noqa: E402
 from fedblend.batches import part, random_rows  # noqa: E402
 from fedblend.losses import objective, squared_error  # noqa: E402
 from fedblend.simulation.sampling import cohorts  # noqa: E402
+from fedblend_reproductions.apfl.averaged import apfl_averaged  # noqa: E402
 from fedblend_reproductions.apfl.theory import Decay  # noqa: E402
 
 COUNTS, DIM, RATE, ROUNDS, COHORT = (5, 2, 6, 3, 7), 3, 0.2, 7, 3

@@ -182,7 +182,7 @@ def test_a_nudge_of_some_parameters(how):
         each = np.array(slopes).reshape(len(data), steps, DIM).mean(axis=1)
         told, borrowed = np.mean(central_slopes, axis=0), parts @ each
         w = (x_f + x_c) / 2
-    server = central_loss.of_parameters(
+    server = central_loss.parameter_loss(
         lambda here: jnp.square(here["table"] - target).sum() / 2
     )
     clients = fb.fedavg(loss, fb.Work(RATE, steps=steps, batch_size=None))

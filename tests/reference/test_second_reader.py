@@ -16,10 +16,10 @@ import pytest
 import second_reader as paper
 
 import fedblend as fb
-from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.contrib.l2gd import L2gdClient, Tosses
 from fedblend.simulation.sampling import cohorts
 from fedblend.trees import precision
+from fedblend_reproductions.apfl.averaged import apfl_averaged
 
 COUNTS, DIM, ROUNDS, STEPS = (3, 2, 6, 4, 5), 3, 4, 3
 CLIENTS, ROWS = len(COUNTS), sum(COUNTS)

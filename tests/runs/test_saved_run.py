@@ -19,7 +19,7 @@ from fedblend.config.config import check, dump
 from fedblend.errors import RunError
 from fedblend.runs import results, run_folder
 from fedblend.runs.run import run_config
-from fedblend.simulation.serialize import StackWriter
+from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 from tiny_config import TINY
 
@@ -209,11 +209,11 @@ def test_personal_models_that_are_not_kept_or_interrupted(
         summary = run_config(check(tiny, "here"), tmp_path / keep)
         assert (tmp_path / keep / "personal.safetensors").is_file() == there
         assert not any("personal models of" in line for line in summary["warnings"])
-    interrupted, add = tmp_path / "interrupted", StackWriter.add
+    interrupted, models = tmp_path / "interrupted", Run.personal_models
     tiny["run"]["keep_personal"] = "always"
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
         patch.setattr(run_folder, "AT_ONCE", 4)
-        patch.setattr(StackWriter, "add", stopped_after(1, add))
+        patch.setattr(Run, "personal_models", stopped_after(2, models))
         run_config(check(tiny, "here"), interrupted)
     assert not list(interrupted.glob("personal*"))
     with pytest.raises(RunError, match="not finished"):

@@ -19,7 +19,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.simulation import checkpoint
-from fedblend.transforms.central_loss import on_rows
+from fedblend.transforms.central_loss import row_loss
 
 CLIENTS, COHORT = 22, 19
 
@@ -49,7 +49,7 @@ CASES: dict[str, fb.Algorithm] = {
     "scaffold": fb.scaffold(LOSS, WORK),
     "apfl": fb.apfl(LOSS, WORK, alpha=0.5),
     "flix_diana": fb.transforms.diana(FLIX, fb.compress.rand_k(20)),
-    "two_way": fb.transforms.mixed_fl(FEDAVG, on_rows(LOSS, 4), how="two_way"),
+    "two_way": fb.transforms.mixed_fl(FEDAVG, row_loss(LOSS, 4), how="two_way"),
 }
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.simulation.stores.client_store import choose, open_store
+from fedblend.simulation.stores.client_store import choose, choose_kind, open_store
+from fedblend.simulation.stores.device_store import ONE_DEVICE
 from fedblend.simulation.stores.disk_store import DiskStore, StoreError
 
 CLIENTS = 9
@@ -57,7 +58,8 @@ def same(left, right) -> None:
 def advance(store, ids, salt) -> None:
     """One block: load the states of these clients, and save others."""
     ids = np.asarray(ids)
-    states, slots = store.load(ids, 4)
+    store.reserve(ids)
+    states, slots = store.buffer, store.slots(ids)
     members, first = np.unique(ids, return_index=True)
     slots = jnp.asarray(slots.ravel()[first])
 
@@ -69,7 +71,7 @@ def advance(store, ids, salt) -> None:
 
 @pytest.fixture(params=["device", "host", "disk"])
 def store(request, tmp_path):
-    opened = open_store(request.param, TEMPLATE, CLIENTS, tmp_path)
+    opened = open_store(request.param, TEMPLATE, CLIENTS, 4, tmp_path)
     opened.write(np.arange(CLIENTS), rows(range(CLIENTS)))
     return opened
 
@@ -94,7 +96,8 @@ def test_a_block_changes_its_clients_and_no_others(store):
 
 def test_a_block_finds_each_state_at_its_slot(store):
     ids = np.array([[5, 2], [2, 8]])
-    states, slots = store.load(ids, 4)
+    store.reserve(ids)
+    states, slots = store.buffer, store.slots(ids)
     for id_, slot in zip(ids.ravel(), np.asarray(slots).ravel(), strict=True):
         same(
             jax.tree.map(lambda leaf, s=slot: leaf[s], states),
@@ -116,7 +119,7 @@ def test_a_snapshot_takes_a_store_back(store):
 
 
 def disk(folder):
-    return DiskStore(TEMPLATE, CLIENTS, folder)
+    return DiskStore(TEMPLATE, CLIENTS, 4, folder)
 
 
 @pytest.fixture
@@ -158,12 +161,12 @@ def test_files_that_were_being_written_are_written_again(stopped, tmp_path):
 def test_what_is_prepared_leaves_no_trace(stopped, tmp_path):
     """Killed in a block while the next one's rows were on their way."""
     first, kept = stopped
-    first.stage(np.array([[4, 6]]), 4)
+    first.stage(np.array([[4, 6]]))
     ids = np.array([[4, 6], [2, 0]])
-    states, _ = first.load(ids, 4)
-    first.save(ids, jax.tree.map(jnp.zeros_like, states))
-    first.stage(np.array([[0, 1], [7, 8]]), 4)
-    first._cache.wait()
+    first.reserve(ids)
+    first.save(ids, jax.tree.map(jnp.zeros_like, first.buffer))
+    first.stage(np.array([[0, 1], [7, 8]]))
+    first.wait()
     again = disk(tmp_path)
     again.restore(kept)
     check_second_block(again)
@@ -174,9 +177,9 @@ def test_a_client_that_leaves_and_comes_back_is_the_same(store):
     """The buffer has room for four; whoever left is brought, staged or late."""
     everyone = np.arange(CLIENTS)
     for salt, ids in enumerate(([0, 1, 2, 3], [4, 5, 6, 7], [0, 4, 8, 1]), start=1):
-        store.stage(np.array([ids]), 4)
+        store.stage(np.array([ids]))
         advance(store, [ids], salt)
-        store.stage(np.array([[2, 7]]), 4)  # somebody else may come in the end
+        store.stage(np.array([[2, 7]]))  # somebody else may come in the end
     newest = [(0, 3), (1, 3), (2, 1), (3, 1), (4, 3), (5, 2), (6, 2), (7, 2), (8, 3)]
     wanted = [rows([client], salt) for client, salt in newest]
     same(
@@ -214,7 +217,7 @@ def test_files_of_another_run_are_refused(stopped, tmp_path):
 def test_missing_files_are_refused(stopped, tmp_path):
     with pytest.raises(StoreError, match="lacks the clients' states"):
         disk(tmp_path / "elsewhere").restore(stopped[1])
-    DiskStore(TEMPLATE, CLIENTS + 1, tmp_path)  # makes the files anew
+    DiskStore(TEMPLATE, CLIENTS + 1, 4, tmp_path)  # makes the files anew
     with pytest.raises(StoreError):
         disk(tmp_path).restore(stopped[1])
 
@@ -222,7 +225,7 @@ def test_missing_files_are_refused(stopped, tmp_path):
 def test_a_temporary_store_leaves_nothing_and_says_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        temporary = DiskStore(TEMPLATE, CLIENTS, None)
+        temporary = DiskStore(TEMPLATE, CLIENTS, 4, None)
         temporary.write(np.array([1]), rows([1]))
         folder = temporary.folder
         assert folder.exists()
@@ -251,4 +254,4 @@ def test_the_free_memory_says_which_store(clients, device, host, kind):
 
 def test_an_unknown_store_is_refused_in_one_line():
     with pytest.raises(ValueError, match="store: 'cloud' is not 'auto', 'device'"):
-        open_store("cloud", TEMPLATE, 3)
+        choose_kind("cloud", TEMPLATE, 3, ONE_DEVICE)

@@ -137,7 +137,7 @@ def test_states_travel_as_they_are():
     """Bits of minus zero, NaN and half precision survive the way over whole numbers."""
     for dtype in (np.float32, jax.numpy.bfloat16, np.int8, bool):
         leaf = jax.numpy.asarray([-0.0, np.nan, 3.0, 0.0]).astype(dtype)
-        back = devices.from_bits(devices.as_bits(leaf), leaf.dtype)
+        back = devices.decode_bits(devices.encode_bits(leaf), leaf.dtype)
         assert back.dtype == leaf.dtype
         assert np.asarray(back).tobytes() == np.asarray(leaf).tobytes()
 
@@ -174,7 +174,7 @@ def test_the_environment_has_its_say(given, told, monkeypatch):
 
 def test_a_cpu_has_a_device_for_each_core_it_may_use(monkeypatch):
     monkeypatch.delenv("FEDBLEND_DEVICES")
-    assert cpu_devices.wanted() == len(os.sched_getaffinity(0))
+    assert cpu_devices.count_devices() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("FEDBLEND_DEVICES", "none")
     with pytest.raises(UserError, match="FEDBLEND_DEVICES: 'none' is not a whole"):
         devices.usable_devices(None)

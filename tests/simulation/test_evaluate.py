@@ -71,6 +71,6 @@ def test_a_model_for_all_is_measured_without_what_clients_remember(run, monkeypa
 
 def test_metrics_that_know_no_rows_are_measured_client_by_client(run):
     evaluation = run._evaluation
-    assert evaluation.by_rows
+    assert evaluation.goes_by_rows
     metric = dataclasses.replace(METRICS["auc"], with_rows=None)
-    assert not dataclasses.replace(evaluation, metrics={"auc": metric}).by_rows
+    assert not dataclasses.replace(evaluation, metrics={"auc": metric}).goes_by_rows

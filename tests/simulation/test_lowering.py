@@ -43,14 +43,14 @@ def test_a_constant_becomes_an_argument():
     params = jnp.zeros(160)
     assert dense(jitted.lower(params).as_text())
     program = compile.lower(jitted.trace(params), (params,)).compile()
-    assert [one is WEIGHT for one in program.constants[0]] == [True]
+    assert [one is WEIGHT for one in program.args[0]] == [True]
     np.testing.assert_array_equal(program(params), jitted(params))
 
 
 def test_a_function_without_large_constants_is_compiled_as_it_is():
     jitted = jax.jit(lambda x: x + jnp.ones(3))
     program = compile.lower(jitted.trace(jnp.ones(3)), (jnp.ones(3),)).compile()
-    assert not program.constants
+    assert not program.args
     np.testing.assert_array_equal(program(jnp.ones(3)), 2 * np.ones(3))
 
 

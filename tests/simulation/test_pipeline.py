@@ -44,7 +44,7 @@ def ahead(monkeypatch):
             return super().__new__(cls, *parts)
 
     monkeypatch.setattr(pipeline, "Begun", Seen)
-    monkeypatch.setattr(devices, "beside_host", lambda: True)
+    monkeypatch.setattr(devices, "has_accelerator", lambda: True)
     monkeypatch.setattr(pipeline, "AHEAD_SECONDS", 1e6)  # however busy this machine is
     return begun
 
@@ -63,7 +63,7 @@ def test_blocks_begun_ahead_show_the_same(ahead, monkeypatch):
     found = seen(start())
     assert ahead == [(2, 4), (4, 6), (6, 7)]
     assert all(record.seconds > 0 for record in found[-1][4])
-    monkeypatch.setattr(devices, "beside_host", lambda: False)
+    monkeypatch.setattr(devices, "has_accelerator", lambda: False)
     plain = seen(start())
     assert len(ahead) == 3
     assert [line[:3] for line in found] == [line[:3] for line in plain]
@@ -74,7 +74,7 @@ def test_blocks_begun_ahead_show_the_same(ahead, monkeypatch):
 def test_states_are_not_given_up_ahead(ahead, monkeypatch):
     run = start(fb.scaffold(LOSS, WORK)).complete()
     assert not ahead
-    monkeypatch.setattr(devices, "beside_host", lambda: False)
+    monkeypatch.setattr(devices, "has_accelerator", lambda: False)
     plain = start(fb.scaffold(LOSS, WORK)).complete()
     both = [(one.shared, one.client_states()) for one in (run, plain)]
     jax.tree.map(np.testing.assert_array_equal, *both)
@@ -107,5 +107,5 @@ def restored(run):
 def test_what_was_begun_from_another_model_is_not_used(ahead, monkeypatch):
     found = restored(start())
     assert ahead[:2] == [(2, 4), (4, 6)]
-    monkeypatch.setattr(devices, "beside_host", lambda: False)
+    monkeypatch.setattr(devices, "has_accelerator", lambda: False)
     jax.tree.map(np.testing.assert_array_equal, found, restored(start()))

@@ -18,11 +18,11 @@ from fedblend.mixing import Blend
 from fedblend.simulation import serialize
 from fedblend.simulation.serialize import (
     StackReader,
-    StackWriter,
     WireError,
-    as_tree,
+    build_tree,
     checksum,
     pack,
+    stack_writer,
     unpack,
     write_atomically,
 )
@@ -56,13 +56,13 @@ def same(left, right) -> None:
 
 def test_a_tree_comes_back_as_it_was():
     read, words = unpack(pack(TREE, {"join": "world é"}))
-    same(as_tree(read, TREE), TREE)
+    same(build_tree(read, TREE), TREE)
     assert words == {"join": "world é"}
 
 
 def test_a_lone_array_and_nothing_at_all_come_back():
     for tree in (np.float32(3), (), None, {"a": None}):
-        same(as_tree(unpack(pack(tree))[0], tree), tree)
+        same(build_tree(unpack(pack(tree))[0], tree), tree)
 
 
 def test_rows_out_of_order_and_big_endian_numbers_come_back():
@@ -194,7 +194,7 @@ def test_one_damaged_byte_is_noticed_or_does_no_harm(place, change):
 def test_any_arrays_and_words_come_back(tree, words):
     words.pop("sha256", None)
     read, found = unpack(pack(tree, words))
-    same(as_tree(read, tree), tree)
+    same(build_tree(read, tree), tree)
     assert found == words
 
 
@@ -221,9 +221,9 @@ def stacked(*clients: int) -> Blend:
 @pytest.fixture
 def stack(tmp_path):
     path = tmp_path / "personal.safetensors"
-    with StackWriter(path, model(0), 3, {"round": "5"}) as writer:
-        writer.add(stacked(0, 1))
-        writer.add(stacked(2))
+    with stack_writer(path, model(0), 3, {"round": "5"}) as write:
+        write(stacked(0, 1))
+        write(stacked(2))
     return path
 
 
@@ -249,16 +249,16 @@ def test_a_file_that_was_not_finished_is_not_there(tmp_path):
     path = tmp_path / "personal.safetensors"
     with (
         pytest.raises(KeyboardInterrupt),
-        StackWriter(path, model(0), 3, {}) as writer,
+        stack_writer(path, model(0), 3, {}) as write,
     ):
-        writer.add(stacked(0))
+        write(stacked(0))
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
     with (
         pytest.raises(ValueError, match="1 of 3 models are written"),
-        StackWriter(path, model(0), 3, {}) as writer,
+        stack_writer(path, model(0), 3, {}) as write,
     ):
-        writer.add(stacked(0))
+        write(stacked(0))
     assert list(tmp_path.iterdir()) == []
 
 

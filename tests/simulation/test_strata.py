@@ -124,7 +124,7 @@ def test_the_optimum_of_the_mixture_is_reached(how):
         )
         algorithm = fb.fedavg(LOSS, fb.Work(0.2, steps=1, batch_size=None))
         if how is not None:
-            server = central_loss.on_rows(LOSS)
+            server = central_loss.row_loss(LOSS)
             algorithm = fb.transforms.mixed_fl(
                 algorithm, server, how=how, weights=(w_f, w_c)
             )

@@ -13,12 +13,12 @@ from fedblend.theory.blt import (
     INDEPENDENT,
     Blt,
     coefficients,
+    error_variances,
     inverse,
     optimal,
     sensitivity,
-    squared_errors,
 )
-from fedblend.theory.privacy import spent_by_blt, spent_by_tree
+from fedblend.theory.privacy import blt_cost, tree_cost
 
 SOME = Blt((0.3, 0.9), (0.25, 0.4))
 STRATEGIES = {
@@ -60,7 +60,7 @@ def test_coefficients_inverse_and_errors_are_those_of_the_matrix(name):
         )
         noise = sums @ velocity @ undone
         np.testing.assert_allclose(
-            squared_errors(strategy, rounds, beta), (noise**2).sum(axis=1), rtol=1e-12
+            error_variances(strategy, rounds, beta), (noise**2).sum(axis=1), rtol=1e-12
         )
 
 
@@ -125,7 +125,7 @@ def lower_bound(rounds: int) -> float:
 def cost(strategy: Blt, rounds: int, separation: int, momentum: float = 0.0) -> float:
     """The mean error at equal privacy."""
     moved = sensitivity(strategy, rounds, separation)
-    return moved**2 * squared_errors(strategy, rounds, momentum).mean()
+    return moved**2 * error_variances(strategy, rounds, momentum).mean()
 
 
 @pytest.mark.parametrize(("rounds", "above"), [(32, 1.16), (128, 1.14), (512, 1.12)])
@@ -174,29 +174,29 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(adjacency):
     run: dict[str, Any] = {"strategy": SOME, "rounds": 10, "separation": 3}
     run |= {"noise": 5.0, "delta": 1e-5, "adjacency": adjacency}
     expected = gaussian(moves * worst / 5.0, 1e-5)
-    assert spent_by_blt(**run).epsilon == pytest.approx(expected, rel=1e-6)
+    assert blt_cost(**run).epsilon == pytest.approx(expected, rel=1e-6)
     twice = gaussian(moves * worst * np.sqrt(2) / 5.0, 1e-5)
-    assert spent_by_blt(**run, runs=2).epsilon == pytest.approx(twice, rel=1e-6)
+    assert blt_cost(**run, runs=2).epsilon == pytest.approx(twice, rel=1e-6)
 
 
 def test_without_buffers_it_is_rounds_with_noise_of_their_own():
     run: dict[str, Any] = {"noise": 4.0, "rounds": 31, "delta": 1e-5}
-    blt = spent_by_blt(strategy=INDEPENDENT, separation=5, **run)
-    alone = spent_by_tree(tree=1, epoch=5, **run)
+    blt = blt_cost(strategy=INDEPENDENT, separation=5, **run)
+    alone = tree_cost(tree=1, epoch=5, **run)
     assert blt.epsilon == pytest.approx(alone.epsilon, rel=1e-9)
 
 
 def test_clients_that_are_closer_than_planned_cost_more_and_are_accounted_for():
     strategy = optimal(rounds=32, separation=8)
     run: dict[str, Any] = {"noise": 8.0, "strategy": strategy, "rounds": 32}
-    planned = spent_by_blt(**run, delta=1e-4, separation=8).epsilon or 0
-    dealt = spent_by_blt(**run, delta=1e-4, participations=4).epsilon or 0
-    drawn = spent_by_blt(**run, delta=1e-4).epsilon or 0
+    planned = blt_cost(**run, delta=1e-4, separation=8).epsilon or 0
+    dealt = blt_cost(**run, delta=1e-4, participations=4).epsilon or 0
+    drawn = blt_cost(**run, delta=1e-4).epsilon or 0
     assert 1.3 * planned < dealt
     assert 3 * dealt < drawn
-    none = spent_by_blt(**{**run, "noise": 0.0}, delta=1e-4)
+    none = blt_cost(**{**run, "noise": 0.0}, delta=1e-4)
     assert str(none) == "no guarantee: there is no noise"
-    assert spent_by_blt(**{**run, "rounds": 0}, delta=1e-4).epsilon == 0
+    assert blt_cost(**{**run, "rounds": 0}, delta=1e-4).epsilon == 0
 
 
 @pytest.mark.parametrize(

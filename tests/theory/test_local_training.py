@@ -18,7 +18,7 @@ def test_by_hand():
     found = theory.scafflix(np.array([0.5, 1.0]), TWO)
     np.testing.assert_array_equal(found.rates, [1 / 4, 1])
     assert found.steps == 5 and found.p == 1 / 5
-    assert found.factor == 1 - theory.per_round(1 / 5, 1 / 5, 1 - 0.96**2)
+    assert found.factor == 1 - theory.round_contraction(1 / 5, 1 / 5, 1 - 0.96**2)
     # alpha = 0 leaves the first client alone, whatever its constants are
     alone = theory.scafflix(np.array([1.0, 0.0]), TWO)
     assert alone.steps == 2
@@ -66,14 +66,14 @@ def test_the_factor_of_a_round_is_above_the_exact_one(steps, dual):
             form += left * p * (at_stop + np.diag([0.0, 1.0]))
             left *= 1 - p
         exact = np.linalg.eigvalsh(form)[-1]
-        factor = 1 - theory.per_round(p, P, c)
+        factor = 1 - theory.round_contraction(p, P, c)
         assert exact <= factor + 1e-12 < 1
         # within the factor of 2/3 that the text promises
         assert 1 - factor >= 0.6 * min(1 - exact, 1 - (1 - min(c, P**2)) ** steps)
 
 
 def test_one_step_is_gradient_descent():
-    assert theory.per_round(1.0, 1.0, 0.3) == pytest.approx(0.3)
+    assert theory.round_contraction(1.0, 1.0, 0.3) == pytest.approx(0.3)
     assert theory.scafflix(1.0, TWO, 1).factor == pytest.approx(0.96**2)
 
 

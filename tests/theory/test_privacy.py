@@ -15,9 +15,9 @@ from gaussian_mechanism import gaussian
 
 from fedblend.theory import privacy
 from fedblend.theory.privacy import (
-    _by_renyi_divergence,
-    by_loss_distribution,
-    spent,
+    _renyi_epsilon,
+    cohort_cost,
+    distribution_epsilon,
 )
 
 DELTA = 1e-5
@@ -25,8 +25,8 @@ USUAL: dict[str, Any] = dict(noise=4.0, cohort=10, clients=100, rounds=100, delt
 
 
 def changed(**change: Any) -> Any:
-    """``spent`` of the usual run with some changes."""
-    return spent(**(USUAL | change))
+    """``cohort_cost`` of the usual run with some changes."""
+    return cohort_cost(**(USUAL | change))
 
 
 @pytest.mark.parametrize("noise", [0.8, 4.0, 30.0])
@@ -85,7 +85,7 @@ def sampled(noise, cohort, clients, rounds, delta):
 def test_sampling_without_replacement_is_the_theorems(noise, cohort, clients, rounds):
     """The library looks at more orders, some of them not whole: little below."""
     run = {"noise": noise, "cohort": cohort, "clients": clients, "rounds": rounds}
-    found = _by_renyi_divergence(noise / 2, cohort, clients, rounds, DELTA)
+    found = _renyi_epsilon(noise / 2, cohort, clients, rounds, DELTA)
     by_hand = sampled(**run, delta=DELTA)
     assert 0.995 * by_hand <= found <= by_hand * (1 + 1e-9)
     assert changed(**run).epsilon < 0.6 * found
@@ -101,7 +101,7 @@ def test_one_sampled_round_has_the_epsilon_of_the_theorem(noise, chance):
     inner = gaussian(2 / noise, DELTA / chance)
     expected = math.log1p(chance * math.expm1(inner))
     cohort = round(chance * 1000)
-    found = by_loss_distribution(noise / 2, cohort, 1000, 1, DELTA)
+    found = distribution_epsilon(noise / 2, cohort, 1000, 1, DELTA)
     assert expected <= found <= expected + 2e-4
 
 
@@ -116,7 +116,7 @@ def test_composed_rounds_cost_at_least_what_two_datasets_show(noise, cohort, rou
     """
     pair = from_gaussian_mechanism(noise / 2, sampling_prob=cohort / 100)
     least = pair.self_compose(rounds).get_epsilon_for_delta(DELTA)
-    found = by_loss_distribution(noise / 2, cohort, 100, rounds, DELTA)
+    found = distribution_epsilon(noise / 2, cohort, 100, rounds, DELTA)
     assert least <= found <= 1.1 * least
 
 
@@ -155,7 +155,9 @@ def test_a_client_that_sends_zeros_costs_what_two_datasets_show(noise, cohort, r
         {"adjacency": "zero_out"},
         {"adjacency": "zero_out", "sampling": "poisson"},
     ]
-    replaced, found, poisson = (spent(**run, **kind).epsilon or 0.0 for kind in kinds)
+    replaced, found, poisson = (
+        cohort_cost(**run, **kind).epsilon or 0.0 for kind in kinds
+    )
     assert found < 0.65 * replaced
     for other in (-1.0, 0.0):
         assert drawn_delta(noise, cohort / 100, rounds, other, found) <= 1e-2
@@ -164,7 +166,7 @@ def test_a_client_that_sends_zeros_costs_what_two_datasets_show(noise, cohort, r
 
 
 def test_losses_too_large_for_the_distribution_leave_the_other_bounds():
-    assert by_loss_distribution(0.025, 10, 100, 3, DELTA) == math.inf
+    assert distribution_epsilon(0.025, 10, 100, 3, DELTA) == math.inf
     everyone = changed(noise=0.05, rounds=3, cohort=100).epsilon
     assert math.isfinite(everyone)
     assert changed(noise=0.05, rounds=3).epsilon <= everyone
@@ -238,7 +240,9 @@ def test_without_noise_there_is_no_guarantee():
     none = changed(noise=0.0)
     assert none.epsilon is None
     assert str(none) == "no guarantee: there is no noise"
-    assert str(spent(**USUAL)).startswith("epsilon 2.541 at delta 1e-05 (replace one)")
+    assert str(cohort_cost(**USUAL)).startswith(
+        "epsilon 2.541 at delta 1e-05 (replace one)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,4 +267,4 @@ def test_what_makes_no_sense_is_refused(change, line):
 def test_what_has_to_be_installed_is_said(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'fedblend\[private\]'"):
-        spent(**USUAL)
+        cohort_cost(**USUAL)

@@ -12,15 +12,15 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from gaussian_mechanism import gaussian
 
-from fedblend.theory.privacy import spent_by_tree
+from fedblend.theory.privacy import tree_cost
 
 DELTA = 1e-5
 TREES: dict[str, Any] = dict(noise=4.0, tree=8, epoch=8, rounds=32, delta=DELTA)
 
 
 def by_tree(**change: Any) -> Any:
-    """``spent_by_tree`` of the usual trees with some changes."""
-    return spent_by_tree(**(TREES | change))
+    """``tree_cost`` of the usual trees with some changes."""
+    return tree_cost(**(TREES | change))
 
 
 def used(steps: int) -> set[tuple[int, int]]:

@@ -14,8 +14,8 @@ import fedblend as fb
 import problems
 from fedblend import compress
 from fedblend.core import Aggregate, Up
-from fedblend.transforms.central_loss import of_parameters
-from fedblend.transforms.dp_fedavg import shared_noise
+from fedblend.transforms.central_loss import parameter_loss
+from fedblend.transforms.dp_fedavg import split_noise
 
 CLIP, NOISE, COHORT, RATE = 0.15, 1.5, 4, 0.2
 ERRORS = {"seed": 4, "system": 6}
@@ -76,7 +76,7 @@ def test_noise_from_the_seed_is_a_function_of_the_key():
 def test_with_a_quantile_both_kinds_of_noise_cost_as_much_as_one(source):
     """For replacing one: the sum moves by 2 C, the count by 1."""
     count_noise = 1.0
-    left = shared_noise(NOISE, count_noise)
+    left = split_noise(NOISE, count_noise)
     assert (2 / left) ** 2 + (1 / count_noise) ** 2 == pytest.approx((2 / NOISE) ** 2)
     algorithm = private(
         quantile=0.5, rate=1.0, count_noise=count_noise, noise_from=source
@@ -210,7 +210,7 @@ def test_algorithms_that_say_more_or_less_are_refused(inner, line):
 
 
 def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
-    penalty = of_parameters(lambda params: params @ params)
+    penalty = parameter_loss(lambda params: params @ params)
     around = fb.transforms.mixed_fl(private(), penalty, how="one_way")
     sizes = begin(around).message_bits
     assert sizes.up == 3 * 32

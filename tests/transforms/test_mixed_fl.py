@@ -17,7 +17,7 @@ from fedblend.trees import precision
 
 DIM, CLIENTS, WEIGHTS = 3, 4, (0.6, 0.4)
 LOSS = fb.datasets.quadratic_loss
-ON_ROWS = central_losses.on_rows(LOSS)
+ON_ROWS = central_losses.row_loss(LOSS)
 WAYS = ("parallel", "one_way", "two_way")
 
 
@@ -181,7 +181,7 @@ def test_a_round_in_which_nobody_moves_spoils_nothing():
 def test_a_loss_without_data_and_a_compressed_correction(how):
     federated_data, own = quadratics(alike=True)
     matrix, vector = own[0][0], own[1][0]
-    loss = central_losses.of_parameters(lambda x: 0.5 * x @ matrix @ x - vector @ x)
+    loss = central_losses.parameter_loss(lambda x: 0.5 * x @ matrix @ x - vector @ x)
     given = {"how": how, "weights": WEIGHTS}
     same, plain = run(
         fb.transforms.mixed_fl(fedavg(2), ON_ROWS, **given), federated_data, own, 20
@@ -308,7 +308,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="no gradient to send"):
         run(shy, federated_data, own, 1)
     with pytest.raises(ValueError, match=r"a batch of 5 is larger than .* 1 rows"):
-        few = central_losses.on_rows(LOSS, batch_size=5)
+        few = central_losses.row_loss(LOSS, batch_size=5)
         run(fb.transforms.mixed_fl(inner, few, how="one_way"), federated_data, own, 1)
     with pytest.raises(ValueError, match="the server has none"):
         run(

@@ -53,7 +53,7 @@ def fedopt(server, steps=1, rate=0.2):
 
 def parallel(inner, **settings):
     return fb.transforms.mixed_fl(
-        inner, central_loss.on_rows(LOSS), how="parallel", weights=WEIGHTS, **settings
+        inner, central_loss.row_loss(LOSS), how="parallel", weights=WEIGHTS, **settings
     )
 
 
@@ -112,13 +112,13 @@ def test_parallel_training_and_clipping_are_refused_in_either_order(name):
 
 def test_of_the_transfers_clipping_spoils_only_a_gradient_recovered_from_answers():
     recovered = fb.transforms.mixed_fl(
-        fedopt(1.0), central_loss.on_rows(LOSS), how="two_way"
+        fedopt(1.0), central_loss.row_loss(LOSS), how="two_way"
     )
     with pytest.raises(ValueError, match=r"^clip: .* two_way without upload"):
         CLIPS["clip"](recovered)
     alike = tuple(part[:1] for part in ROWS)
     kept = fb.transforms.mixed_fl(
-        fedopt(1.0), central_loss.on_rows(LOSS), how="two_way", upload=True
+        fedopt(1.0), central_loss.row_loss(LOSS), how="two_way", upload=True
     )
     reached = end(CLIPS["clip"](kept), alike)
     np.testing.assert_allclose(reached, optimum(alike), rtol=0, atol=1e-6)

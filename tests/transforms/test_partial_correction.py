@@ -8,7 +8,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.transforms import partial_correction
-from fedblend.transforms.central_loss import of_parameters
+from fedblend.transforms.central_loss import parameter_loss
 
 MOVIES, WIDTH, ROUNDS, CLIENTS = 9, 2, 3, 4
 DENSE = WIDTH * WIDTH + WIDTH
@@ -19,7 +19,7 @@ rows = tuple(
 on = fb.federate(rows, np.split(np.arange(24), CLIENTS))
 model = fb.models.dual_encoder(MOVIES, width=WIDTH)
 inner = fb.fedavg(fb.models.dual_encoder_loss(), fb.Work(0.5, steps=2, batch_size=3))
-spread = of_parameters(lambda here: fb.models.spreadout(here, 0.3))
+spread = parameter_loss(lambda here: fb.models.spreadout(here, 0.3))
 
 
 def run(algorithm):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.transforms.row_gradients import row_gradient, squared_norm, weighted_sum
+from fedblend.transforms.row_gradients import row_gradient, sum_squares, sum_weighted
 
 ROWS = 6
 RNG = np.random.default_rng(0)
@@ -76,9 +76,9 @@ def test_norms_and_sums_are_those_of_single_rows(name):
         sum(jnp.square(x).sum() for x in jax.tree.leaves(one)) for one in each
     ]
     near = 2e-2 if "half" in params else 1e-4
-    np.testing.assert_allclose(jax.vmap(squared_norm)(found), norms, rtol=near)
+    np.testing.assert_allclose(jax.vmap(sum_squares)(found), norms, rtol=near)
     weights = jnp.asarray(RNG.uniform(size=ROWS), jnp.float32)
-    total = weighted_sum(found, weights, params)
+    total = sum_weighted(found, weights, params)
     for leaf, *parts in zip(*map(jax.tree.leaves, (total, *each)), strict=True):
         expected: Any = sum(w * part for w, part in zip(weights, parts, strict=True))
         size = float(jnp.abs(expected).max())
@@ -89,7 +89,7 @@ def test_rows_of_weight_zero_may_have_any_gradient():
     loss, params = built("mlp")
     images = IMAGES.at[2].set(jnp.nan)
     found = jax.vmap(partial(row_gradient, loss, params))((images, CLASSES))
-    norms = jax.vmap(squared_norm)(found)
+    norms = jax.vmap(sum_squares)(found)
     np.testing.assert_array_equal(jnp.isnan(norms), np.arange(ROWS) == 2)
-    total = weighted_sum(found, jnp.isfinite(norms).astype(jnp.float32), params)
+    total = sum_weighted(found, jnp.isfinite(norms).astype(jnp.float32), params)
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(total))

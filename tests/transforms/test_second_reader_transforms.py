@@ -271,7 +271,7 @@ def test_select_is_the_loops_and_counts_what_travels():
 def test_select_under_a_servers_gradient_is_the_loops():
     weights = (0.7, 0.3)
     mixed = fb.transforms.mixed_fl(
-        plain(), central_loss.on_rows(loss), how="one_way", weights=weights
+        plain(), central_loss.row_loss(loss), how="one_way", weights=weights
     )
     run = simulated(
         fb.transforms.fedselect(mixed, federated_data(), **SELECT),

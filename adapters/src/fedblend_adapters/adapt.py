@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.checks import Instance, below, gate, words
+from fedblend.checks import Instance, gate, matches, words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
 from fedblend.mixing import Apply, sum_of_changes
@@ -228,7 +228,7 @@ def _pattern(where: Any) -> Callable[[str], Any]:
     if not strings:
         allowed = "patterns of paths, or a function of a path"
         raise UserError("adapt: where", where, allowed)
-    return lambda path: any(below(name, path) for name in names)
+    return lambda path: any(matches(name, path) for name in names)
 
 
 def _weight(

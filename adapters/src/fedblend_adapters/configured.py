@@ -24,7 +24,7 @@ from fedblend.runs.export.portable import Portable
 from fedblend.simulation.serialize import (
     WireError,
     array_at,
-    named_leaves,
+    name_leaves,
     read_header,
 )
 from fedblend.trees import leaves_by_path, precision
@@ -99,7 +99,7 @@ def _base(table: Adapt, model: Model) -> PyTree:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves = []
     for (own, leaf), path_in_tree in zip(
-        named_leaves(shapes).items(), leaves_by_path(shapes), strict=True
+        name_leaves(shapes).items(), leaves_by_path(shapes), strict=True
     ):
         name = path_in_tree if path_in_tree in arrays else own
         if name not in arrays:

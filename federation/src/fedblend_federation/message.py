@@ -41,8 +41,8 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.simulation.serialize import (
     WireError,
-    arrived,
-    named_leaves,
+    complete_message,
+    name_leaves,
     pack,
     traveling,
     unpack,
@@ -169,7 +169,7 @@ def payload_of(message: Message, template: PyTree) -> PyTree:
     Raises:
         WireError: names, shapes or dtypes are not those of the template.
     """
-    return arrived(message.arrays, template)
+    return complete_message(message.arrays, template)
 
 
 def schema_hash(template: PyTree) -> str:
@@ -184,7 +184,7 @@ def schema_hash(template: PyTree) -> str:
 
 def with_digest(message: Message, payload: PyTree) -> Message:
     """The head of a request with the digest of head and payload."""
-    leaves = named_leaves(traveling(payload))
+    leaves = name_leaves(traveling(payload))
     arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     return message._replace(digest=digest_of(message._replace(arrays=arrays)))
 

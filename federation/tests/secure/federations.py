@@ -17,7 +17,7 @@ import problems
 from fedblend import compress
 from fedblend.core import Sender
 from fedblend.simulation.communication import sizes_of
-from fedblend.simulation.serialize import named_leaves
+from fedblend.simulation.serialize import name_leaves
 from fedblend_federation import message as messages
 from fedblend_federation.client.executor import Executor
 from fedblend_federation.client.node import Node
@@ -243,7 +243,7 @@ def models(federation: SecureFederation, server: Coordinator) -> dict[str, np.nd
     """The server's message and state, and what every node deploys."""
     found = {
         f"server {name}": np.asarray(leaf)
-        for name, leaf in named_leaves((server.down, server.server)).items()
+        for name, leaf in name_leaves((server.down, server.server)).items()
     }
     for client, model in enumerate(federation.personal(server)):
         found |= {f"client {client} {name}": leaf for name, leaf in model.items()}

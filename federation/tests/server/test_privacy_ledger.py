@@ -26,7 +26,7 @@ from fedblend.config.tables.privacy import report
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
 from fedblend.simulation.serialize import unpack
-from fedblend.theory.privacy import spent
+from fedblend.theory.privacy import cohort_cost
 from fedblend_federation import message as messages
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackFederation, LoopbackTransport
@@ -63,7 +63,7 @@ def test_the_ledger_survives_a_server_that_goes_on(tmp_path):
     whole = run_server(
         undisturbed, LoopbackTransport(nodes(place, tmp_path / "one", SILENT)), poll=0.0
     )
-    expected = spent(rounds=ROUNDS, **COST).epsilon
+    expected = cohort_cost(rounds=ROUNDS, **COST).epsilon
     simulation = check(toml.parse(simulated(how, place), "test"), "test")
     assert whole["privacy"] == report(simulation, CLIENTS, False)["privacy"]
     assert whole["privacy"]["epsilon"] == expected
@@ -85,7 +85,7 @@ def test_the_ledger_survives_a_server_that_goes_on(tmp_path):
     again = run_server(
         damaged, LoopbackTransport(nodes(place, tmp_path / "third", SILENT)), poll=0.0
     )
-    assert again["privacy"]["epsilon"] == spent(rounds=ROUNDS + 1, **COST).epsilon
+    assert again["privacy"]["epsilon"] == cohort_cost(rounds=ROUNDS + 1, **COST).epsilon
     assert again["privacy"]["epsilon"] > expected
     assert _gap(damaged, folder) > 1e-3
     assert run_folder.read_json(damaged / "server" / "experiment.json") == (

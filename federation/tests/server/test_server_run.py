@@ -27,7 +27,7 @@ from fedblend.config.config import check
 from fedblend.errors import RunError
 from fedblend.runs import results
 from fedblend.runs.run import run_config
-from fedblend.simulation.serialize import as_tree, unpack
+from fedblend.simulation.serialize import build_tree, unpack
 from fedblend.trees import precision
 from fedblend_federation import message as messages
 from fedblend_federation.client import state as states
@@ -203,7 +203,7 @@ def test_under_noise_a_round_is_computed_for_one_message(place, tmp_path):
     executor = node.permissions().executor(
         states.read_terms(node.folder / message.experiment)
     )
-    told = as_tree(message.arrays, executor.message._replace(round=None))
+    told = build_tree(message.arrays, executor.message._replace(round=None))
     moved = jax.tree.map(lambda leaf: leaf + np.float32(1e-3), told)
     refused = messages.decode(node.reply(messages.encode(message, moved)))
     assert "another message" in refused.fields["reason"]

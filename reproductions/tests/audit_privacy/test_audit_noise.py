@@ -40,7 +40,7 @@ def half_the_noise(monkeypatch):
 def no_clipping(monkeypatch):
     """The norm of an update is taken for 0."""
     own = sys.modules["fedblend.transforms.local_dp"].trees
-    monkeypatch.setattr(own, "squared_norm", lambda tree: 0.0 * own.size(tree))
+    monkeypatch.setattr(own, "sum_squares", lambda tree: 0.0 * own.size(tree))
 
 
 def other_rows_move_an_answer_by_one_clip(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.transforms._sparse_rows import used_rows
+from fedblend.transforms._sparse_rows import count_rows
 from fedblend_reproductions.mixed import disagreement, movies, recommendation
 from fedblend_reproductions.mixed.movie_runs import Setting, choose
 
@@ -64,7 +64,7 @@ def test_with_one_step_the_server_may_as_well_push_apart(this):
     np.testing.assert_allclose(some["loss"], whole["loss"], rtol=1e-4)
     assert whole["loss"][0][-1] < whole["loss"][0][0] - 0.01
     assert whole["up"] == whole["down"] == 4 * 63520
-    rows = used_rows(this.federated_data, ("0", "1"), 1).counts
+    rows = count_rows(this.federated_data, ("0", "1"), 1).counts
     # Twice 16 numbers a row and the dense layer come down, the numbers of rows go up.
     low, high = ((4 * (32 * edge + 272)) for edge in (rows.min(), rows.max()))
     assert low <= some["down"] <= high

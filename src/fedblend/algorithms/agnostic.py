@@ -64,12 +64,12 @@ def agnostic(
         q_rate: step of the ascent in q, 0 or more.
     """
     inner = fedavg(loss, work)
-    return weighed(
+    return weigh_losses(
         inner, loss, clients=clients, q_rate=q_rate, batch_size=work.batch_size
     )
 
 
-def weighed(
+def weigh_losses(
     inner: Algorithm, loss: Loss, *, clients: int, q_rate: float, batch_size: int | None
 ) -> Algorithm:
     """An algorithm with FedAvg's messages, whose updates are weighted by n q_i.

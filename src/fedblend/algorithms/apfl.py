@@ -22,9 +22,10 @@ indexed by steps while the text says once per round: ``learn`` has both. (10) as
 may leave [0, 1], which (9) forbids. Client weights other than uniform, any optimizer,
 an optimizer of alpha's own and other rows for (7) and (10) are allowed, see
 ``Learning``. The output of Algorithm 1, an average over all steps, is
-``apfl_averaged``. For any fixed alpha < 1 long training leads mix_i to client i's own
-minimizer, whatever w is (with more than one step a round up to a drift that falls with
-the rate): alpha acts through how long and with which rates one trains.
+``apfl_averaged`` of the reproductions. For any fixed alpha < 1 long training leads
+mix_i to client i's own minimizer, whatever w is (with more than one step a round up to
+a drift that falls with the rate): alpha acts through how long and with which rates one
+trains.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461.
@@ -40,7 +41,7 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import keys, mixing, trees
-from fedblend.algorithms.agnostic import weighed
+from fedblend.algorithms.agnostic import weigh_losses
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import part, per_client
 from fedblend.checks import (
@@ -59,7 +60,7 @@ from fedblend.local import (
     Optimizer,
     Work,
     descend,
-    planned,
+    plan_steps,
     resolve,
     step_sum_of,
 )
@@ -95,7 +96,7 @@ class Learning(NamedTuple):
     held_out: float = 0.0
     hand_back: int | None = None
 
-    def checked(self) -> "Learning":
+    def check(self) -> "Learning":
         """These choices, unless one has no meaning beside the others."""
         if self.held_out and self.learn == "fixed":
             allowed = "allowed with learn = 'fixed', where nothing learns on those rows"
@@ -142,14 +143,14 @@ class Learning(NamedTuple):
         }[self.learn]
         moves = True if held is None else held.count > 0
 
-        def inside(updates, alpha):
+        def stay_inside(updates, alpha):
             return jax.tree.map(
                 lambda step, old: jnp.where(moves, jnp.clip(old + step, 0, 1) - old, 0),
                 updates,
                 alpha,
             )
 
-        return optax.chain(moved, optax.stateless(inside))
+        return optax.chain(moved, optax.stateless(stay_inside))
 
 
 class Variables(NamedTuple):
@@ -192,7 +193,7 @@ def local_steps(
         were trained on.
     """
     train, held = learning.split(shard, down.round)
-    steps, _ = planned(train, work)
+    steps, _ = plan_steps(train, work)
     rule = resolve(work.optimizer, down.round, steps)
     of_alpha = learning.optimizer(work.optimizer, down.round, steps, held)
     rules = optax.partition(
@@ -234,11 +235,11 @@ def gradients(loss: Loss, mix: Mixing = mixing.parameters) -> Gradients:
     def mixture_loss(here: Variables, batch: Batch) -> jax.Array:
         return objective(loss, mix(here.alpha, here.shared, here.personal), batch)
 
-    def at(here: Variables, batch: Batch) -> Variables:
+    def evaluate(here: Variables, batch: Batch) -> Variables:
         of_mixture = jax.grad(mixture_loss)(here, batch)  # (7) and (10)
         return of_mixture._replace(shared=gradient(loss)(here.shared, batch))  # (6)
 
-    return at
+    return evaluate
 
 
 @algorithm(new_client=STEP_BY_STEP._replace(options={"aggregated": True}))
@@ -290,7 +291,7 @@ def apfl(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    learning = Learning(learn, alpha_rate, held_out, hand_back).checked()
+    learning = Learning(learn, alpha_rate, held_out, hand_back).check()
     train = partial(
         local_steps, gradients(loss, mix), work=work, learning=learning, fresh=fresh
     )
@@ -396,6 +397,6 @@ def apfl_agnostic(
     own = apfl(
         loss, work, alpha=alpha, learn=learn, alpha_rate=alpha_rate, held_out=held_out
     )
-    return weighed(
+    return weigh_losses(
         own, loss, clients=clients, q_rate=q_rate, batch_size=work.batch_size
     )

@@ -98,14 +98,14 @@ def compressed_scaffnew(
     train = partial(descend_times, gradient(loss), work=work)
     masked = partial(dealt, clients, copies)
 
-    def sent(seed, tree, shard, key):
+    def send(seed, tree, shard, key):
         """What a client sends of a tree, whose entries it multiplies by n/s."""
         return encode(masked(seed), tree, key, shard, sparse.NAME)
 
-    def received(seed, encoded, sender):
+    def receive(seed, encoded, sender):
         return decode(masked(seed), encoded, None, sparse.NAME, sender.id)
 
-    def tossed(key) -> Sent:
+    def toss(key) -> Sent:
         own = keys.named(key, "scaffnew")
         local = jax.random.geometric(own, p, dtype=jnp.int32)
         return Sent(local, sparse.seed_of(key))
@@ -118,19 +118,19 @@ def compressed_scaffnew(
     def start(params, joins, central, key):
         dealt_scales(clients, copies)  # refuses more copies than clients
         none = jnp.zeros((), jnp.int32)
-        return Down(params, none, extra={"scaffnew": tossed(key)}), Coin(none)
+        return Down(params, none, extra={"scaffnew": toss(key)}), Coin(none)
 
     def client(down, client, shard, key):
         scale = p * dealt_scales(clients, copies)[0] / rate * copies / clients
         gap = trees.subtract(down.shared, client.reached)
-        moved = received(client.seed, sent(client.seed, gap, shard, key), shard)
+        moved = receive(client.seed, send(client.seed, gap, shard, key), shard)
         settled = trees.add(client.control, trees.scale(scale, moved))
         control = trees.select(client.new, client.control, settled)
         push = trees.add_where_given(trees.scale(-1, control), down.correction)
         times, seed = down.extra["scaffnew"]
         reached, mean = train(down.shared, shard, key, times=times, correction=push)
         delta = trees.subtract(reached, down.shared)
-        encoded = sent(seed, delta, shard, key)
+        encoded = send(seed, delta, shard, key)
         new = jnp.zeros((), bool)
         after = CompressedScaffnewClient(control, reached, seed, new)
         return Up(encoded, mean), after
@@ -138,11 +138,11 @@ def compressed_scaffnew(
     def server(aggregate, down, server, central, key):
         shared = trees.add(down.shared, aggregate.mean.delta)
         done = Coin(server.local + down.extra["scaffnew"].local)
-        return down._replace(shared=shared, extra={"scaffnew": tossed(key)}), done
+        return down._replace(shared=shared, extra={"scaffnew": toss(key)}), done
 
     def undo(up, sender):
         seed = sender.down.extra["scaffnew"].seed
-        return up._replace(delta=received(seed, up.delta, sender))
+        return up._replace(delta=receive(seed, up.delta, sender))
 
     needs = Needs(
         everyone=True, mean=True, uniform=True, weights="uniform", clients=clients

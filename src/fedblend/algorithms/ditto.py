@@ -30,7 +30,7 @@ from typing import Annotated, NamedTuple
 
 from fedblend import keys, trees
 from fedblend.batches import per_client
-from fedblend.checks import NOT_NEGATIVE, ByClient, by_client
+from fedblend.checks import NOT_NEGATIVE, ByClient, each_client
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import Work, descend
 from fedblend.losses import gradient
@@ -50,7 +50,7 @@ def ditto(
     loss: Loss,
     work: Work,
     *,
-    lam: Annotated[ByClient, by_client(NOT_NEGATIVE)],
+    lam: Annotated[ByClient, each_client(NOT_NEGATIVE)],
 ) -> Algorithm:
     """The wrapped algorithm, and personal models pulled toward its shared model.
 
@@ -86,7 +86,7 @@ def ditto(
         up, inner = algorithm.client(down, client.inner, shard, key)
 
         def pull(params):
-            gap = trees.squared_norm(trees.subtract(params, down.shared))
+            gap = trees.sum_squares(trees.subtract(params, down.shared))
             return 0.5 * per_client(lam, shard) * gap
 
         own = keys.named(key, "ditto")

@@ -77,7 +77,7 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
     """
     losses_of_each = jax.vmap(of_one(loss), (0, None))
 
-    def expected(models, weights, shard):
+    def expect(models, weights, shard):
         """The client's rows with q, as a shard, and the weights that follow."""
         rows, mask, _ = everything(shard)
         assert mask is not None
@@ -102,7 +102,7 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
 
     def client(down, client, shard, key):
         down = tell(down, ())
-        window, weights = expected(down.shared.models, client.weights, shard)
+        window, weights = expect(down.shared.models, client.weights, shard)
         up = local_update(gradient(surrogate), down, window, key, work=work)
         return up, FedEmClient(weights)
 
@@ -112,7 +112,7 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
 
     def personal(down, client, shard, key):
         models = down.shared.models
-        return weighted(models, expected(models, client.weights, shard)[1])
+        return weighted(models, expect(models, client.weights, shard)[1])
 
     def tell(down, request):
         shared, correction = map(models_only, (down.shared, down.correction))

@@ -40,7 +40,7 @@ def fedprox(loss: Loss, work: Work, *, mu: NotNegative) -> Algorithm:
 
     def client(down, client, shard, key):
         def pull(params):
-            return 0.5 * mu * trees.squared_norm(trees.subtract(params, down.shared))
+            return 0.5 * mu * trees.sum_squares(trees.subtract(params, down.shared))
 
         return train(down, shard, key, penalty=pull), client
 

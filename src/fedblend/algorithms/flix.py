@@ -49,7 +49,7 @@ from fedblend.checks import (
     Alpha,
     ByClient,
     Number,
-    by_client,
+    each_client,
     gate,
     optional,
     words,
@@ -57,7 +57,7 @@ from fedblend.checks import (
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.errors import UserError
 from fedblend.local import OPTIMIZER, Work
-from fedblend.losses import of
+from fedblend.losses import compose
 from fedblend.mixing import Mixing
 from fedblend.registry import OWN_MODEL, SOLVES, algorithm
 from fedblend.solvers import Solver
@@ -101,7 +101,7 @@ def flix(
 
     def own(personal, shard):
         weight = per_client(alpha, shard)
-        return method(of(lambda params: mix(weight, params, personal), loss))
+        return method(compose(lambda params: mix(weight, params, personal), loss))
 
     def enroll(params, shard, key):
         personal, norm = local(params, shard, keys.named(key, "local model"))
@@ -155,7 +155,7 @@ def flix_local_steps(
     server: Annotated[
         float | optax.GradientTransformation | None, optional(OPTIMIZER)
     ] = None,
-    smooth: Annotated[ByClient, by_client(POSITIVE)] = 1.0,
+    smooth: Annotated[ByClient, each_client(POSITIVE)] = 1.0,
 ) -> Algorithm:
     """FLIX with local steps: FedAvg or FedOpt on the mixture, as a configuration states
     it.
@@ -214,7 +214,7 @@ def flix_by_gradients(
     server: Annotated[
         float | optax.GradientTransformation | None, optional(OPTIMIZER)
     ] = None,
-    smooth: Annotated[ByClient, by_client(POSITIVE)] = 1.0,
+    smooth: Annotated[ByClient, each_client(POSITIVE)] = 1.0,
 ) -> Algorithm:
     """FLIX with one gradient of every client in a round.
 

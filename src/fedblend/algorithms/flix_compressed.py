@@ -19,7 +19,7 @@ from fedblend.checks import (
     ByClient,
     Count,
     Number,
-    by_client,
+    each_client,
     optional,
     words,
 )
@@ -51,8 +51,8 @@ def flix_locodl(
     clients: Count,
     moved: Annotated[float | None, optional(POSITIVE)] = None,
     masks: Annotated[str, words("own", "one")] = "own",
-    smooth: Annotated[ByClient | None, by_client(POSITIVE)] = None,
-    convex: Annotated[ByClient | None, optional(by_client(NOT_NEGATIVE))] = None,
+    smooth: Annotated[ByClient | None, each_client(POSITIVE)] = None,
+    convex: Annotated[ByClient | None, optional(each_client(NOT_NEGATIVE))] = None,
 ) -> Algorithm:
     """LoCoDL on FLIX: local steps, compressed messages and personal mixtures, exactly.
 
@@ -127,7 +127,7 @@ def flix_compressed_scaffnew(
     personal: Solver,
     clients: Count,
     copies: Annotated[int, Number(whole=True, least=2)],
-    smooth: Annotated[ByClient | None, by_client(POSITIVE)] = None,
+    smooth: Annotated[ByClient | None, each_client(POSITIVE)] = None,
 ) -> Algorithm:
     """CompressedScaffnew on FLIX: local steps, some of the entries, personal mixtures.
 

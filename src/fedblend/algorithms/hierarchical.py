@@ -47,7 +47,7 @@ from fedblend.batches import draw
 from fedblend.checks import NotNegative
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, from_params
 from fedblend.errors import UserError
-from fedblend.local import Work, planned
+from fedblend.local import Work, plan_steps
 from fedblend.losses import objective
 from fedblend.registry import ADAPTS, algorithm
 from fedblend.solvers import newton_step, solve_system
@@ -132,7 +132,7 @@ def hierarchical(
         def value(u):
             return local(shared + scale * u) + 0.5 * jnp.vdot(u, u) / rows
 
-        steps, _ = planned(shard, work)
+        steps, _ = plan_steps(shard, work)
         u = jax.lax.fori_loop(
             0, steps, lambda _, u: newton_step(value, u), jnp.zeros_like(shared)
         )

@@ -63,7 +63,7 @@ from fedblend.checks import (
     POSITIVE,
     ByClient,
     Count,
-    by_client,
+    each_client,
     optional,
     words,
 )
@@ -76,7 +76,7 @@ from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
 from fedblend.theory import local_training as theory
 from fedblend.theory.local_training import locodl_scales, stable_moved
-from fedblend.transforms.central_loss import Central, weighted
+from fedblend.transforms.central_loss import Central, weigh
 
 HALVES = 0.5, 0.5
 
@@ -127,7 +127,7 @@ def locodl(
     compressor: Compressor,
     clients: Count,
     moved: Annotated[float | None, optional(NOT_NEGATIVE)] = None,
-    convex: Annotated[ByClient | None, optional(by_client(NOT_NEGATIVE))] = None,
+    convex: Annotated[ByClient | None, optional(each_client(NOT_NEGATIVE))] = None,
     masks: Annotated[str, words("own", "one")] = "own",
     central: Central | None = None,
     weights: tuple[float, float] | None = None,
@@ -164,7 +164,7 @@ def locodl(
         allowed = "left out where there is no central loss, whose weight it has"
         raise UserError("locodl: weights", weights, allowed)
     if central is not None:
-        central = weighted(FUNCTION("locodl: central", central), weights or HALVES)
+        central = weigh(FUNCTION("locodl: central", central), weights or HALVES)
     alone, known_omega = central is None, compressor.omega
     gradient_at = gradient(loss)
 
@@ -174,7 +174,7 @@ def locodl(
         relaxation, dual = locodl_scales(largest, clients, masks)
         return relaxation, p * dual / rate, dual
 
-    def moved_of(tree):
+    def choose_moved(tree):
         """The value of ``moved``, or the one that is chosen for such models."""
         if moved is not None or central is not None:
             return moved or 0.0
@@ -182,13 +182,13 @@ def locodl(
         least = jnp.min(jnp.asarray(0.0 if convex is None else convex))
         return jnp.where(least > 0, least / 2, stable)
 
-    def at(seed):
+    def fix_mask(seed):
         """The compressor of a round, whose mask may be that of a seed."""
-        return sparse.at(compressor, seed) if one else compressor
+        return sparse.fix_places(compressor, seed) if one else compressor
 
-    def drifted(y, v, local, rows, key):
+    def drift(y, v, local, rows, key):
         """The model yhat, after so many steps on g from y."""
-        factor = moved_of(y)
+        factor = choose_moved(y)
 
         def step(number, y):
             push = trees.subtract(trees.scale(factor, y), v)
@@ -201,7 +201,7 @@ def locodl(
 
     def slope(params, batch):
         return trees.subtract(
-            gradient_at(params, batch), trees.scale(moved_of(params), params)
+            gradient_at(params, batch), trees.scale(choose_moved(params), params)
         )
 
     def enroll(params, shard, key):
@@ -210,13 +210,15 @@ def locodl(
         common = zeros if alone else ()
         return (), LocodlClient(zeros, common, params, params, zeros, seed, new)
 
-    def received(down, client):
+    def receive(down, client):
         """The shared model y, also from the entries that changed."""
         if not isinstance(down.shared, sparse.Told):
             return down.shared
-        return sparse.received(compressor, down.shared, client.target, client.seed)
+        return sparse.receive_change(
+            compressor, down.shared, client.target, client.seed
+        )
 
-    def settled(y, client):
+    def settle(y, client):
         """The models x_i, u_i and v after the communication of which y tells."""
         rho, eta, _ = scales(y)
         d = trees.scale(1 / rho, trees.subtract(y, client.target))
@@ -228,15 +230,15 @@ def locodl(
         return trees.select(client.new, before, (x, dual, common))
 
     def client(down, client, shard, key):
-        y, sent = received(down, client), down.extra["locodl"]
-        x, dual, common = settled(y, client)
+        y, sent = receive(down, client), down.extra["locodl"]
+        x, dual, common = settle(y, client)
         push = trees.add_where_given(trees.scale(-1, dual), down.correction)
         train = partial(descend_times, slope, work=work)
         reached, mean = train(x, shard, key, times=sent.local, correction=push)
         target = sent.target
         if alone:
-            target = drifted(y, common, sent.local, None, key)
-        own, gap = at(sent.seed), trees.subtract(reached, target)
+            target = drift(y, common, sent.local, None, key)
+        own, gap = fix_mask(sent.seed), trees.subtract(reached, target)
         encoded = encode(own, gap, key, shard, "locodl")
         known = decode(own, encoded, key, "locodl", shard.id)
         new = jnp.zeros((), bool)
@@ -244,15 +246,15 @@ def locodl(
         return Up(encoded, mean), after
 
     def undo(up, sender):
-        own = at(sender.down.extra["locodl"].seed)
+        own = fix_mask(sender.down.extra["locodl"].seed)
         delta = decode(own, up.delta, sender.key, "locodl", sender.id)
         return up._replace(delta=delta)
 
-    def begun(down, server, past, rows, key):
+    def begin(down, server, past, rows, key):
         """The message of the next round, and the server's state in it."""
         own, steps = keys.named(key, "scaffnew"), keys.named(key, "central")
         local = jax.random.geometric(own, p, dtype=jnp.int32)
-        target = drifted(down.shared, server.dual, local, rows, steps)
+        target = drift(down.shared, server.dual, local, rows, steps)
         sent = Sent(local, () if alone else target)
         if one:
             sent = sent._replace(seed=sparse.seed_of(key), past=past)
@@ -261,23 +263,23 @@ def locodl(
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
         server = LocodlServer(trees.zeros_like(params), params, none)
-        past = sparse.unchanged(params)
-        return begun(Down(params, none), server, past, central, key)
+        past = sparse.first_change(params)
+        return begin(Down(params, none), server, past, central, key)
 
     def server(aggregate, down, server, central, key):
         sent, d = down.extra["locodl"], trees.scale(0.5, aggregate.mean.delta)
         rho, eta, _ = scales(d)
         change, dual = trees.scale(rho, d), trees.add(server.dual, trees.scale(eta, d))
-        past = sparse.changed(change, sent.seed) if one else ()
+        past = sparse.note_change(change, sent.seed) if one else ()
         down = down._replace(shared=trees.add(server.target, change))
         after = LocodlServer(dual, server.target, server.local + sent.local)
-        return begun(down, after, past, central, key)
+        return begin(down, after, past, central, key)
 
     def tell(down, request):
         if not one:
             return down
         sent = down.extra["locodl"]
-        shared = sparse.told(compressor, down.shared, sent.past)
+        shared = sparse.tell_change(compressor, down.shared, sent.past)
         return down._replace(shared=shared, extra={"locodl": sent._replace(past=())})
 
     made = Algorithm(
@@ -298,5 +300,5 @@ def locodl(
     if not one:
         return made
     return made._replace(
-        personal=lambda down, client, shard, key: received(down, client)
+        personal=lambda down, client, shard, key: receive(down, client)
     )

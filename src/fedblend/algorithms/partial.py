@@ -61,7 +61,7 @@ from fedblend.local import (
     Work,
     descend,
     local_update,
-    planned,
+    plan_steps,
     resolve,
 )
 from fedblend.losses import objective
@@ -75,7 +75,7 @@ class Parts(NamedTuple):
     personal: PyTree
 
 
-def at(loss: Loss, here: Parts, batch: Batch) -> jax.Array:
+def mean_loss(loss: Loss, here: Parts, batch: Batch) -> jax.Array:
     """The mean loss of both parts, put together."""
     return objective(loss, trees.fill(here.shared, here.personal), batch)
 
@@ -97,17 +97,17 @@ def alternate(
         The answer to the server, and the new v.
     """
 
-    def of_own(here, batch):
-        return jax.grad(lambda v: at(loss, Parts(down.shared, v), batch))(here)
+    def own_slope(here, batch):
+        return jax.grad(lambda v: mean_loss(loss, Parts(down.shared, v), batch))(here)
 
     # FedRep drew the batches of its head by this name before it was a case of this.
     first = keys.named(key, "head")
-    own, _ = descend(of_own, own, shard, first, work=work.personal, round=down.round)
+    own, _ = descend(own_slope, own, shard, first, work=work.personal, round=down.round)
 
-    def of_shared(here, batch):
-        return jax.grad(lambda u: at(loss, Parts(u, own), batch))(here)
+    def slope_of_shared(here, batch):
+        return jax.grad(lambda u: mean_loss(loss, Parts(u, own), batch))(here)
 
-    return local_update(of_shared, down, shard, key, work=work.shared), own
+    return local_update(slope_of_shared, down, shard, key, work=work.shared), own
 
 
 def together(
@@ -118,14 +118,14 @@ def together(
     Arguments and result as of ``alternate``; of the work on v the optimizer counts.
     """
     main: Work = work.shared
-    steps, _ = planned(shard, main)
+    steps, _ = plan_steps(shard, main)
     rules: dict[Any, optax.GradientTransformation] = {
         name: resolve(one.optimizer, down.round, steps)
         for name, one in work._asdict().items()
     }
 
     def direction(here, batch):
-        return jax.grad(lambda parts: at(loss, parts, batch))(here)
+        return jax.grad(lambda parts: mean_loss(loss, parts, batch))(here)
 
     reached, mean_gradient = descend(
         direction,

@@ -16,7 +16,7 @@ from fedblend.algorithms.partial import partial
 from fedblend.checks import PATHS, PartNames, optional, words
 from fedblend.core import Algorithm, Loss
 from fedblend.local import OPTIMIZER, Optimizer, Steps, Work
-from fedblend.losses import of
+from fedblend.losses import compose
 from fedblend.registry import STEP_BY_STEP, NewClient, algorithm
 
 
@@ -251,10 +251,10 @@ def fedbabu(
     """
     is_head = PATHS("fedbabu: head", head)
 
-    def fixed(path, leaf):
+    def fix(path, leaf):
         return leaf if is_head(path) else jax.lax.stop_gradient(leaf)
 
-    of_head = of(lambda params: trees.map_with_path(fixed, params), loss)
+    of_head = compose(lambda params: trees.map_with_path(fix, params), loss)
 
     tuning = work._replace(steps=tuning_steps)
     if tuning_rate is not None:

@@ -40,7 +40,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.checks import Count, Positive
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import Work, descend, planned, resolve
+from fedblend.local import Work, descend, plan_steps, resolve
 from fedblend.losses import objective
 from fedblend.registry import NewClient, algorithm
 
@@ -85,14 +85,14 @@ def pfedme(
     """
 
     def pull(here, there):
-        return 0.5 * lam * trees.squared_norm(trees.subtract(here, there))
+        return 0.5 * lam * trees.sum_squares(trees.subtract(here, there))
 
     def nearby(local, batch):
-        def held(theta):
+        def loss_near(theta):
             return objective(loss, theta, batch) + pull(theta, local)
 
         def step(theta, _):
-            move = trees.scale(inner_rate, jax.grad(held)(theta))
+            move = trees.scale(inner_rate, jax.grad(loss_near)(theta))
             return trees.subtract(theta, move), None
 
         return jax.lax.scan(step, local, length=inner_steps)[0]
@@ -107,7 +107,7 @@ def pfedme(
         return (), PFedMeClient(params)
 
     def client(down, client, shard, key):
-        own, _ = planned(shard, work)
+        own, _ = plan_steps(shard, work)
         follow = resolve(work.optimizer, down.round, own)
         rules = optax.partition({0: follow, 1: optax.sgd(1.0)}, (0, 1))
         (local, theta), (mean_gradient, _) = descend(

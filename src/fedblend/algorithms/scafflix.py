@@ -53,7 +53,7 @@ from fedblend.checks import (
     POSITIVE,
     Alpha,
     ByClient,
-    by_client,
+    each_client,
 )
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.errors import UserError
@@ -90,8 +90,8 @@ def scafflix(
     mix: Mixing = mixing.parameters,
     personal: Solver,
     longer: bool = False,
-    smooth: Annotated[ByClient | None, by_client(POSITIVE)] = None,
-    convex: Annotated[ByClient | None, by_client(NOT_NEGATIVE)] = None,
+    smooth: Annotated[ByClient | None, each_client(POSITIVE)] = None,
+    convex: Annotated[ByClient | None, each_client(NOT_NEGATIVE)] = None,
 ) -> Algorithm:
     """FLIX by local steps with control variates, as many as a common coin says.
 

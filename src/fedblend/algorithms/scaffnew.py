@@ -73,7 +73,7 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
     p = 1 / steps
     train = partial(descend_times, gradient(loss), work=work)
 
-    def tossed(key) -> Coin:
+    def toss(key) -> Coin:
         own = keys.named(key, "scaffnew")
         return Coin(jax.random.geometric(own, p, dtype=jnp.int32))
 
@@ -82,7 +82,7 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
 
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
-        return Down(params, none, extra={"scaffnew": tossed(key)}), Coin(none)
+        return Down(params, none, extra={"scaffnew": toss(key)}), Coin(none)
 
     def client(down, client, shard, key):
         moved = trees.subtract(down.shared, client.reached)
@@ -98,7 +98,7 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
     def server(aggregate, down, server, central, key):
         shared = trees.add(down.shared, aggregate.mean.delta)
         done = trees.add(server, down.extra["scaffnew"])
-        return down._replace(shared=shared, extra={"scaffnew": tossed(key)}), done
+        return down._replace(shared=shared, extra={"scaffnew": toss(key)}), done
 
     # Noise in the shared model moves every h_i by p/rate times that noise.
     several = is_traced(steps) or steps > 1

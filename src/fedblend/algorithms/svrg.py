@@ -60,11 +60,11 @@ def svrg(
     """
     gradient_at = gradient(loss)
 
-    def anchored(params, shard):
+    def make_anchor(params, shard):
         return SvrgClient(params, gradient_at(params, everything(shard)))
 
     def enroll(params, shard, key):
-        return (), anchored(params, shard)
+        return (), make_anchor(params, shard)
 
     def client(down, client, shard, key):
         def direction(here, batch):
@@ -74,7 +74,9 @@ def svrg(
 
         up = local_update(direction, down, shard, key, work=work)
         coin = jax.random.bernoulli(keys.named(key, "anchor"), refresh)
-        after = jax.lax.cond(coin, lambda: anchored(down.shared, shard), lambda: client)
+        after = jax.lax.cond(
+            coin, lambda: make_anchor(down.shared, shard), lambda: client
+        )
         return up, after
 
     return fedavg(loss, work)._replace(enroll=enroll, client=client)

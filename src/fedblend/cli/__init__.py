@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = run.join_seeds(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
-        cpu_devices.wanted()
+        cpu_devices.count_devices()
         code = command.main(arguments, prog_name="fedblend", standalone_mode=False)
     except UsageError as error:
         return complain(_sentence(error))

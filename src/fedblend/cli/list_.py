@@ -52,7 +52,7 @@ def _algorithms() -> None:
         if "alpha" in entry.parameters:
             own = ["alpha", *own]
         sends = ", ".join(entry.sends) or "nothing"
-        made.add_row(name, entry.summary, ", ".join(own), sends, entry.published)
+        made.add_row(name, entry.summary, ", ".join(own), sends, entry.venue)
     console = screen.console()
     console.print(made)
     shared = ", ".join(key for key in common if key not in ("name", "alpha"))
@@ -64,7 +64,7 @@ def _transforms() -> None:
 
     made = screen.table("name", "what it is", "published")
     for name, entry in TRANSFORMS.items():
-        made.add_row(name, entry.summary, entry.published)
+        made.add_row(name, entry.summary, entry.venue)
     screen.console().print(made)
 
 

@@ -37,7 +37,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    each = str(max(cpu_devices.wanted() // count, 1))
+    each = str(max(cpu_devices.count_devices() // count, 1))
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "fedblend", *arguments],

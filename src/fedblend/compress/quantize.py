@@ -49,7 +49,7 @@ def dithering(
         norm = largest * jnp.linalg.norm(vector / _not_zero(largest))
         level = _round_at_random(jnp.abs(vector) / _not_zero(norm) * levels, key)
         level = jnp.minimum(level, levels)  # rounding of the norm may pass it
-        return Scaled(norm, pack(_signed(level, vector, width), width))
+        return Scaled(norm, pack(_add_sign(level, vector, width), width))
 
     def decompress(payload: Scaled, dim: int, key, client) -> jax.Array:
         codes = unpack(payload.codes, dim, width)
@@ -60,7 +60,7 @@ def dithering(
     def omega(dim: int) -> float:
         return min(dim / levels**2, math.sqrt(dim) / levels)
 
-    return _unbiased(compress, decompress, omega, f"dithering({levels})")
+    return _make_unbiased(compress, decompress, omega, f"dithering({levels})")
 
 
 def natural() -> Compressor:
@@ -82,13 +82,13 @@ def natural() -> Compressor:
         power = exponent + up.astype(exponent.dtype) - 1 + bias
         code = jnp.where(size < 2.0 ** (1 - bias), 0, jnp.minimum(power, largest))
         code = jnp.where(jnp.isfinite(size), code, infinite)
-        return pack(_signed(code, vector, width), width)
+        return pack(_add_sign(code, vector, width), width)
 
     def decompress(payload: jax.Array, dim: int, key, client) -> jax.Array:
         codes = unpack(payload, dim, width)
         return jax.lax.bitcast_convert_type(codes << 23, jnp.float32)
 
-    return _unbiased(compress, decompress, lambda dim: 1 / 8, "natural")
+    return _make_unbiased(compress, decompress, lambda dim: 1 / 8, "natural")
 
 
 def sign() -> Compressor:
@@ -130,10 +130,10 @@ def int8() -> Compressor:
     def omega(dim: int) -> float:
         return dim / (4 * most**2)
 
-    return _unbiased(compress, decompress, omega, "int8")
+    return _make_unbiased(compress, decompress, omega, "int8")
 
 
-def _unbiased(
+def _make_unbiased(
     compress: Callable, decompress: Callable, omega: Callable[[int], float], name: str
 ) -> Compressor:
     """The compressor; an unbiased one also contracts, by 1 - omega."""
@@ -155,7 +155,7 @@ def _not_zero(scale: jax.Array) -> jax.Array:
     return jnp.where(scale > 0, scale, 1)
 
 
-def _signed(code: jax.Array, vector: jax.Array, width: int) -> jax.Array:
+def _add_sign(code: jax.Array, vector: jax.Array, width: int) -> jax.Array:
     """The codes with the sign of each entry in the highest bit."""
     negative = (vector < 0).astype(jnp.uint32) << (width - 1)
     return code.astype(jnp.uint32) | negative

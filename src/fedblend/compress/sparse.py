@@ -19,7 +19,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.batches import per_client
-from fedblend.checks import COUNT, Count, by_client, gate, words
+from fedblend.checks import COUNT, Count, each_client, gate, words
 from fedblend.compress.compressor import Compressor, Encoded, pack, unpack, width_of
 from fedblend.core import Key, PyTree, Ragged, Shard
 from fedblend.errors import UserError
@@ -45,7 +45,7 @@ def identity() -> Compressor:
 
 @gate()
 def rand_k(
-    k: Annotated[int | np.ndarray, by_client(COUNT)],
+    k: Annotated[int | np.ndarray, each_client(COUNT)],
     *,
     places: Annotated[str, words("shared", "seed", "sent")] = "shared",
 ) -> Compressor:
@@ -82,7 +82,7 @@ def rand_k(
     def decompress(payload: Entries, dim: int, key, client) -> jax.Array:
         sent = payload.places
         if places == "sent":
-            index = _unpacked(sent, most, dim)
+            index = _unpack_places(sent, most, dim)
         else:
             known = isinstance(sent, tuple)
             index = draw(key if known else jax.random.wrap_key_data(sent), dim)
@@ -99,7 +99,7 @@ def rand_k(
 
 
 @gate()
-def top_k(k: Annotated[int | np.ndarray, by_client(COUNT)]) -> Compressor:
+def top_k(k: Annotated[int | np.ndarray, each_client(COUNT)]) -> Compressor:
     """The ``k`` entries of largest absolute value; biased, delta = k/dim.
 
     ``k`` is at most dim; an array over clients where they differ. Clients send values
@@ -114,7 +114,7 @@ def top_k(k: Annotated[int | np.ndarray, by_client(COUNT)]) -> Compressor:
         return _entries(vector[index], index, dim, k, _own(k, shard, "top_k"))
 
     def decompress(payload: Entries, dim: int, key, client) -> jax.Array:
-        return _scatter(payload.values, _unpacked(payload.places, most, dim), dim)
+        return _scatter(payload.values, _unpack_places(payload.places, most, dim), dim)
 
     def delta(dim: int):
         return np.asarray(k) / dim
@@ -239,7 +239,7 @@ def _entries(
     return Entries(_cut(values, k, own), packed)
 
 
-def _unpacked(sent: PyTree, k: int, dim: int) -> jax.Array:
+def _unpack_places(sent: PyTree, k: int, dim: int) -> jax.Array:
     """The places of k entries."""
     packed = sent.buffer if isinstance(sent, Ragged) else sent
     return unpack(packed, k, width_of(dim - 1))
@@ -275,7 +275,7 @@ def seed_of(key: Key) -> jax.Array:
     return jax.random.key_data(keys.named(key, NAME))
 
 
-def at(compressor: Compressor, seed: jax.Array) -> Compressor:
+def fix_places(compressor: Compressor, seed: jax.Array) -> Compressor:
     """The compressor with the places of this seed, which are not sent."""
     common = jax.random.wrap_key_data(seed)
     return compressor._replace(
@@ -288,21 +288,21 @@ def at(compressor: Compressor, seed: jax.Array) -> Compressor:
     )
 
 
-def unchanged(shared: PyTree) -> MaskedChange:
+def first_change(shared: PyTree) -> MaskedChange:
     """That of the first message."""
     seed, first = jnp.zeros(2, jnp.uint32), jnp.ones((), bool)
     return MaskedChange(trees.zeros_like(shared), seed, first)
 
 
-def changed(change: PyTree, seed: jax.Array) -> MaskedChange:
+def note_change(change: PyTree, seed: jax.Array) -> MaskedChange:
     """That of a later message."""
     return MaskedChange(change, seed, jnp.zeros((), bool))
 
 
-def told(compressor: Compressor, shared: PyTree, past: MaskedChange) -> Told:
+def tell_change(compressor: Compressor, shared: PyTree, past: MaskedChange) -> Told:
     """The message: the entries of the change, which has no others; all at first."""
     vector, layout = trees.ravel(past.change)
-    own, omega = at(compressor, past.seed), compressor.omega
+    own, omega = fix_places(compressor, past.seed), compressor.omega
     assert omega is not None
     # The compressor multiplies what it keeps by 1 + omega.
     common = jax.random.wrap_key_data(past.seed)
@@ -312,12 +312,14 @@ def told(compressor: Compressor, shared: PyTree, past: MaskedChange) -> Told:
     return Told(Encoded(values, layout), Ragged(whole, used))
 
 
-def received(
+def receive_change(
     compressor: Compressor, message: Told, before: PyTree, seed: jax.Array
 ) -> PyTree:
     """The shared model, by a client that knows what it was before the change."""
     entries, layout = message.entries, message.entries.layout
-    change = at(compressor, seed).decompress(entries.payload, layout.size, None, None)
+    change = fix_places(compressor, seed).decompress(
+        entries.payload, layout.size, None, None
+    )
     after = trees.add(before, trees.unravel(change, layout))
     whole = trees.unravel(message.whole.buffer, layout)
     return trees.select(message.whole.used > 0, whole, after)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedblend import transforms, trees
 from fedblend.algorithms.local_only import local_only
-from fedblend.checks import below
+from fedblend.checks import matches
 from fedblend.config import theory_rates
 from fedblend.config.config import Config
 from fedblend.config.table import NO_VALUES, Values, check_lists, values_inside
@@ -48,7 +48,7 @@ from fedblend.simulation.sampling import Cohort, complete_strata
 from fedblend.simulation.simulate import RunSpec
 from fedblend.simulation.stores.client_store import Storage
 from fedblend.theory.constants import Smoothness
-from fedblend.transforms._sparse_rows import named
+from fedblend.trees import leaves_by_path
 
 if TYPE_CHECKING:
     from fedblend.config.tables.privacy import ProtectRows
@@ -393,7 +393,7 @@ def apply_tables(
 
 def _sent(config: Config, params: PyTree) -> PyTree:
     """The parameters that clients send, by shape."""
-    keeps, leaves = config.algorithm.entry.keeps, named(params)
+    keeps, leaves = config.algorithm.entry.keeps, leaves_by_path(params)
     mixed = getattr(config.algorithm, "mix", None)
     if isinstance(mixed, list):
         _require_parts("mix", mixed, leaves)
@@ -404,14 +404,14 @@ def _sent(config: Config, params: PyTree) -> PyTree:
     return [
         leaf
         for path, leaf in leaves.items()
-        if not any(below(name, path) for name in names)
+        if not any(matches(name, path) for name in names)
     ]
 
 
 def _require_parts(key: str, names: Sequence[str], leaves: Mapping[str, Any]) -> None:
     """Refuse a name that is no part of the model."""
     for name in names:
-        if not any(below(name, path) for path in leaves):
+        if not any(matches(name, path) for path in leaves):
             raise ConfigError(
                 f'algorithm.{key}: "{name}" is no part of the model, whose '
                 f"parameters are {', '.join(leaves)}"

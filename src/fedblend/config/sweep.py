@@ -24,8 +24,8 @@ from fedblend.config import toml
 from fedblend.config.build import Built, BySplit, by_replica, method, stack_constants
 from fedblend.config.config import Config, check
 from fedblend.config.theory_rates import rates
-from fedblend.errors import ConfigError, shown
-from fedblend.simulation.sampling import as_cohort, complete_strata
+from fedblend.errors import ConfigError, show_value
+from fedblend.simulation.sampling import complete_strata, make_cohort
 
 MOST_POINTS = 1000
 """Points of a grid."""
@@ -151,7 +151,9 @@ def _at(
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"--over {key}: {part} is {shown(table)}, no table")
+                raise ConfigError(
+                    f"--over {key}: {part} is {show_value(table)}, no table"
+                )
         table[last] = value
     changed["name"] = f"{changed.get('name', 'sweep')} {name}"
     return check(changed, where, folder)
@@ -209,7 +211,7 @@ def join_points(points: Sequence[Point], built: Built) -> BySplit:
             [rates(one.config, of, dim) for one in points for of in own]
         )
     clients = built.federated_data.clients
-    asked: Any = as_cohort(built.spec.cohort).size
+    asked: Any = make_cohort(built.spec.cohort).size
     cohort = complete_strata(asked, clients)[1]
     method_with = partial(method, config, built.task, clients, cohort)
     return by_replica(method_with, known[0], over)

@@ -67,7 +67,7 @@ class FedAlaClient(NamedTuple):
     settled: jax.Array
 
 
-def between(weights: PyTree, own: PyTree, shared: PyTree) -> PyTree:
+def interpolate(weights: PyTree, own: PyTree, shared: PyTree) -> PyTree:
     """``own + weights * (shared - own)``, and ``shared`` where there are no weights."""
 
     def mix(weight, mine, ours):
@@ -76,7 +76,7 @@ def between(weights: PyTree, own: PyTree, shared: PyTree) -> PyTree:
     return jax.tree.map(mix, weights, own, shared, is_leaf=lambda node: node is None)
 
 
-def _inside(updates: PyTree, weights: PyTree) -> PyTree:
+def _clip_step(updates: PyTree, weights: PyTree) -> PyTree:
     return jax.tree.map(lambda step, w: jnp.clip(w + step, 0, 1) - w, updates, weights)
 
 
@@ -113,26 +113,26 @@ def fedala(
         True
     """
     is_head = PATHS("fedala: head", head)
-    rule = optax.chain(optax.sgd(weight_rate), optax.stateless(_inside))
+    rule = optax.chain(optax.sgd(weight_rate), optax.stateless(_clip_step))
     one_pass = work._replace(optimizer=rule, steps=Epochs(1))
 
-    def learned(client, shared, shard, key):
+    def learn(client, shared, shard, key):
         limit = jnp.where(client.settled, 1, most)
 
-        def at_start(weights, batch):
-            return objective(loss, between(weights, client.own, shared), batch)
+        def start_loss(weights, batch):
+            return objective(loss, interpolate(weights, client.own, shared), batch)
 
-        def unsettled(carry):
+        def moves(carry):
             return (carry[1] < limit) & (carry[2] > SETTLED)
 
         def another_pass(carry):
             before, number, _ = carry
             own = jax.random.fold_in(keys.named(key, "fedala"), number)
-            after, _ = descend(jax.grad(at_start), before, shard, own, work=one_pass)
+            after, _ = descend(jax.grad(start_loss), before, shard, own, work=one_pass)
             return after, number + 1, trees.largest(trees.subtract(after, before))
 
         first = client.weights, jnp.int32(0), jnp.float32(jnp.inf)
-        return jax.lax.while_loop(unsettled, another_pass, first)[0]
+        return jax.lax.while_loop(moves, another_pass, first)[0]
 
     def enroll(params, shard, key):
         require_parts(is_head, params)
@@ -142,8 +142,8 @@ def fedala(
         return (), FedAlaClient(params, weights, jnp.zeros((), bool))
 
     def client(down, client, shard, key):
-        weights = learned(client, down.shared, part(shard, 0, learn_on), key)
-        start = down._replace(shared=between(weights, client.own, down.shared))
+        weights = learn(client, down.shared, part(shard, 0, learn_on), key)
+        start = down._replace(shared=interpolate(weights, client.own, down.shared))
         up = local_update(gradient(loss), start, shard, key, work=work)
         reached = trees.add(start.shared, up.delta)
         differs = trees.largest(trees.subtract(down.shared, client.own)) > 0

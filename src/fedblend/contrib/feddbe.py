@@ -45,7 +45,7 @@ from fedblend.batches import everything
 from fedblend.checks import NotNegative
 from fedblend.core import Algorithm, Batch, Loss, Up
 from fedblend.errors import UserError
-from fedblend.local import Work, descend, planned, resolve
+from fedblend.local import Work, descend, plan_steps, resolve
 from fedblend.losses import gradient, objective
 from fedblend.mixing import Apply
 from fedblend.models.derived import Shifted
@@ -113,7 +113,7 @@ def feddbe(
             return gradient(loss)(own, batch).model, found - here[1]
 
         # The optimizer moves the model; the mean moves all the way to the batch's.
-        rule = resolve(work.optimizer, 0, planned(shard, work)[0])
+        rule = resolve(work.optimizer, 0, plan_steps(shard, work)[0])
         rules = optax.partition({"model": rule, "mean": optax.identity()}, PARTS)
         own_work = work._replace(optimizer=rules)
         shape = jax.eval_shape(mean_features, params, everything(shard))
@@ -129,12 +129,12 @@ def feddbe(
     def client(down, client, shard, key):
         told = inner.wire.tell(down, ())
 
-        def pulled(here, batch):
+        def pull(here, batch):
             gap = mean_features(here, batch) - down.extra["feddbe"]
             return objective(loss, here, batch) + kappa * jnp.square(gap).mean()
 
         reached, mean_gradient = descend(
-            jax.grad(pulled),
+            jax.grad(pull),
             trees.fill(told.shared, client.personal),
             shard,
             key,

@@ -66,7 +66,7 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
     """
     own_loss = of_one(loss)
 
-    def chosen(models, shard):
+    def choose(models, shard):
         """One at the model with the least loss, zero at the others."""
         batch = everything(shard)
         each = jax.vmap(lambda one: objective(own_loss, one, batch))(models)
@@ -80,7 +80,7 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
 
     def client(down, client, shard, key):
         down = tell(down, ())
-        choices = chosen(down.shared.models, shard)
+        choices = choose(down.shared.models, shard)
         shared, correction = (
             None if tree is None else trees.take(tree.models, choices.argmax())
             for tree in (down.shared, down.correction)
@@ -88,11 +88,11 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
         one = down._replace(shared=shared, correction=correction)
         up = local_update(gradient(own_loss), one, shard, key, work=work)
 
-        def placed(change):
+        def place(change):
             spread = jax.vmap(trees.scale, (0, None))(choices, change)
             return down.shared._replace(models=spread)
 
-        delta, mean_gradient = placed(up.delta), placed(up.mean_gradient)
+        delta, mean_gradient = place(up.delta), place(up.mean_gradient)
         return Up(delta, mean_gradient, {"hypcluster": choices}), client
 
     def server(aggregate, down, server, central, key):
@@ -102,7 +102,7 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
         return down._replace(shared=trees.add_where_given(down.shared, step)), server
 
     def personal(down, client, shard, key):
-        return weighted(down.shared.models, chosen(down.shared.models, shard))
+        return weighted(down.shared.models, choose(down.shared.models, shard))
 
     def tell(down, request):
         shared, correction = map(models_only, (down.shared, down.correction))

@@ -86,7 +86,7 @@ def knn_per(
         (0.1, [False, True, False, True])
     """
 
-    def beside(model, alpha, shard: Shard):
+    def add_neighbors(model, alpha, shard: Shard):
         inputs, labels = everything(shard).rows
         count = shard.count.astype(jnp.int32)
         found = features(model, inputs)
@@ -101,14 +101,14 @@ def knn_per(
         seen, unseen = part(shard, held_out, 1.0), part(shard, 0.0, held_out)
         dtype = jnp.result_type(*jax.tree.leaves(model))
         alphas = jnp.arange(grid, 0, -1).astype(dtype) / grid
-        memory = beside(model, alphas[0], seen)
+        memory = add_neighbors(model, alphas[0], seen)
 
-        def tried(alpha):
+        def try_alpha(alpha):
             own = memory._replace(alpha=alpha)
             return objective(loss, own, everything(unseen))
 
-        losses = jax.lax.map(tried, alphas)
+        losses = jax.lax.map(try_alpha, alphas)
         best = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses))
-        return beside(model, trees.take(alphas, best), shard)
+        return add_neighbors(model, trees.take(alphas, best), shard)
 
     return algorithm._replace(personal=personal)

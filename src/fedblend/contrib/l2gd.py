@@ -97,11 +97,11 @@ def l2gd(
     """
     rate_at = rate if callable(rate) else lambda round: rate
 
-    def tossed(key) -> Tosses:
+    def toss(key) -> Tosses:
         own, ends = keys.named(key, "l2gd"), jnp.stack([1 - jnp.asarray(p), p])
         return Tosses(*jax.random.geometric(own, ends, dtype=jnp.int32))
 
-    def averaged(down: Down, own: PyTree) -> PyTree:
+    def average(down: Down, own: PyTree) -> PyTree:
         left = (1 - rate_at(down.round) * lam * (1 - p) / p) ** down.extra[
             "l2gd"
         ].averaging
@@ -112,13 +112,13 @@ def l2gd(
 
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
-        first = Tosses(none, tossed(key).local)  # nothing to average yet
+        first = Tosses(none, toss(key).local)  # nothing to average yet
         return Down(params, none, extra={"l2gd": first}), Tosses(none, none)
 
     def client(down, client, shard, key):
         work = Work(rate_at(down.round), 1, batch_size)
         train = partial(descend_times, gradient(loss), work=work)
-        first, times = averaged(down, client.personal), down.extra["l2gd"].local
+        first, times = average(down, client.personal), down.extra["l2gd"].local
         reached, mean_gradient = train(
             first, shard, key, times=times, correction=down.correction
         )
@@ -126,14 +126,14 @@ def l2gd(
         return up, L2gdClient(reached)
 
     def server(aggregate, down, server, central, key):
-        tosses, shared = tossed(key), trees.add(down.shared, aggregate.mean.delta)
+        tosses, shared = toss(key), trees.add(down.shared, aggregate.mean.delta)
         done = Tosses(tosses.averaging, down.extra["l2gd"].local)
         return down._replace(shared=shared, extra={"l2gd": tosses}), trees.add(
             server, done
         )
 
     def personal(down, client, shard, key):
-        return averaged(down, client.personal)
+        return average(down, client.personal)
 
     needs = Needs(
         everyone=True,

@@ -78,7 +78,7 @@ def mapper(
     if held_out == 0 < grid:
         raise UserError("mapper: held_out", held_out, "in (0, 1), or 0 with grid 0")
 
-    def at(shared, own, weight, batch):
+    def mean_loss(shared, own, weight, batch):
         return objective(loss, mix(weight, shared, own), batch)
 
     def enroll(params, shard, key):
@@ -87,27 +87,29 @@ def mapper(
     def client(down, client, shard, key):
         seen, unseen = part(shard, held_out, 1.0), part(shard, 0.0, held_out)
 
-        def tried(weight):
+        def try_weight(weight):
             own, _ = descend(
-                lambda here, batch: jax.grad(at, 1)(down.shared, here, weight, batch),
+                lambda here, batch: jax.grad(mean_loss, 1)(
+                    down.shared, here, weight, batch
+                ),
                 client.personal,
                 seen,
                 keys.named(key, "mapper"),
                 work=work,
                 round=down.round,
             )
-            return own, at(down.shared, own, weight, everything(unseen))
+            return own, mean_loss(down.shared, own, weight, everything(unseen))
 
         weights = client.alpha[None]
         if grid:
             weights = jnp.linspace(0, 1, grid, dtype=client.alpha.dtype)
             weights = jnp.where(unseen.count > 0, weights, client.alpha)
-        models, scores = jax.lax.map(tried, weights)
+        models, scores = jax.lax.map(try_weight, weights)
         best = jnp.argmin(jnp.where(jnp.isnan(scores), jnp.inf, scores))
         own, weight = trees.take((models, weights), best)
 
         def direction(here, batch):
-            return jax.grad(at)(here, own, weight, batch)
+            return jax.grad(mean_loss)(here, own, weight, batch)
 
         up = local_update(direction, down, seen, key, work=work)
         return up, MapperClient(own, weight)

@@ -19,7 +19,7 @@ from fedblend.core import PyTree, Shard
 from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.preprocessing import Preprocessing, fit
 from fedblend.data.preprocess.schema import EncodedColumns, Schema
-from fedblend.errors import SettingError, UserError, shown
+from fedblend.errors import SettingError, UserError, show_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,7 +355,7 @@ def row_numbers(key: str, partition: Iterable[Any], rows: PyTree) -> list[np.nda
     for client, part in enumerate(parts):
         numbers = part.dtype.kind in "iu" or not part.size
         if part.ndim != 1 or not numbers:
-            seen = f"{shown(part)} of client {client}"
+            seen = f"{show_value(part)} of client {client}"
             raise UserError(key, part, "a list of row numbers", seen)
         outside = part[(part < 0) | (part >= count)]
         if outside.size:

@@ -61,7 +61,7 @@ def strong_convexity(config: Config, built: Built) -> list[float]:
         convex = np.asarray(built.by_split.over["convex"], float)
         every = [known._replace(convex=of) for of in convex]
     alpha = 1.0 if options.alpha is None else np.asarray(options.alpha, float)
-    found = [bounds.weighted_mu(alpha, one, weights) for one in every]
+    found = [bounds.mean_mu(alpha, one, weights) for one in every]
     if min(found) <= 0:
         raise ConfigError(
             "run.until: needs strong convexity, but mu_alpha is 0; model.l2 above 0 "
@@ -123,7 +123,7 @@ def promise(config: Config, built: Built, run: Run) -> dict[str, Any]:
     factor = bounds.dgd(constants).factor
     if options.server:
         factor = bounds.accelerated(constants).factor
-        start *= bounds.accelerated_excess(constants)
+        start *= bounds.acceleration_excess(constants)
     if not np.isfinite(start):
         return {}
     return {"theory": {"start": start, "factor": factor}}

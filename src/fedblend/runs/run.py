@@ -32,7 +32,7 @@ from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
-from fedblend.simulation.stores.client_store import as_storage
+from fedblend.simulation.stores.client_store import make_storage
 from fedblend.trees import precision
 
 TABLES = {
@@ -247,7 +247,8 @@ def stages(
     def place_states(stage: str, spec: RunSpec) -> RunSpec:
         if config.run.store not in ("disk", "auto"):
             return spec
-        files = dataclasses.replace(as_storage(spec.store), folder=folder.states(stage))
+        own = make_storage(spec.store)
+        files = dataclasses.replace(own, folder=folder.states(stage))
         return dataclasses.replace(spec, store=files)
 
     with named_by_key(**TABLES):

@@ -52,10 +52,10 @@ from fedblend.report.measures import rows_of
 from fedblend.simulation.result import Results
 from fedblend.simulation.serialize import (
     StackReader,
-    StackWriter,
     WireError,
-    as_tree,
+    build_tree,
     pack,
+    stack_writer,
     unpack,
     write_atomically,
 )
@@ -255,15 +255,15 @@ def write_personal_models(
         for seed in seeds:
             path = folder.personal(seed if several else None)
             facts = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
-            writer = StackWriter(path, template, clients, facts)
+            writer = stack_writer(path, template, clients, facts)
             writers.append(files.enter_context(writer))
         for start in range(0, clients, AT_ONCE):
             ids = np.arange(start, min(start + AT_ONCE, clients))
             models = run.personal_models(ids)
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
-            for replica, writer in enumerate(writers):
+            for replica, write in enumerate(writers):
                 own = (slice(None), replica) if several else slice(None)
-                writer.add(trees.take(stacked, own))
+                write(trees.take(stacked, own))
     return KEPT, []
 
 
@@ -452,7 +452,7 @@ def read_model(path: Path, template: PyTree) -> tuple[PyTree, dict[str, str]]:
         )
     try:
         arrays, about = unpack(path.read_bytes())
-        return as_tree(arrays, template), about
+        return build_tree(arrays, template), about
     except WireError as error:
         raise RunError(f"{path}: {error}") from None
 
@@ -480,7 +480,7 @@ def model_like(arrays: dict[str, np.ndarray], params: PyTree, where: Path) -> Py
         where: the file that they are from.
     """
     try:
-        return as_tree(arrays, shapes_of(arrays, params))
+        return build_tree(arrays, shapes_of(arrays, params))
     except WireError as error:
         raise RunError(f"{where}: {error}") from None
 

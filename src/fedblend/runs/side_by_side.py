@@ -77,7 +77,7 @@ def run_together(
             for replica, point in enumerate(part):
                 if not folders[point.name].summary.exists():
                     local = alone[number * most + replica]
-                    run = whole.of_replicas(_places(point, replica), local)
+                    run = whole.select_replicas(_places(point, replica), local)
                     _write(folders[point.name], point, built, run, on_warning)
 
 

@@ -28,7 +28,7 @@ from fedblend.runs.run import open_folder
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.selection.arms import ALONE
 from fedblend.selection.choose import Choice, choose_arms, deploy
-from fedblend.theory.steps import at_alpha
+from fedblend.theory.steps import scale_step
 from fedblend.trees import precision
 
 
@@ -80,7 +80,7 @@ def alpha_builder(config: Config, built: Built) -> Callable[[Any], Algorithm]:
     whole = rates(set_alpha(config, 1.0), built.smoothness, dim)
 
     def algorithm(alpha: Any) -> Algorithm:
-        own = whole._replace(together=at_alpha(whole.together, alpha))
+        own = whole._replace(together=scale_step(whole.together, alpha))
         return rebuild(config, built, {"algorithm.alpha": alpha}, own)
 
     return algorithm

@@ -127,7 +127,7 @@ def finish(running_sum: RunningSum, everyone: float) -> Aggregate:
     return Aggregate(mean, running_sum.weight / everyone, running_sum.count)
 
 
-def with_middle(
+def replace_mean(
     running_sum: RunningSum,
     ups: PyTree,
     middle: Callable[[jax.Array, jax.Array], jax.Array],
@@ -147,17 +147,6 @@ def median(received: jax.Array, values: jax.Array) -> jax.Array:
     return _middle(values, received, (received.sum() - 1) // 2)
 
 
-def trimmed(fraction: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The mean without the largest and smallest ``fraction`` of received values."""
-
-    def mean_within(received, values):
-        # 0.42 of 150 values are 63, also where float32 makes 62.999996 of it.
-        cut = jnp.floor(fraction * (1 + _ROUNDED) * received.sum())
-        return _middle(values, received, cut.astype(jnp.int32))
-
-    return mean_within
-
-
 def _middle(values: jax.Array, received: jax.Array, cut: jax.Array) -> jax.Array:
     """The mean of the sorted values from place ``cut`` on to as far from the end."""
     spread = received.reshape(received.shape + (1,) * (values.ndim - 1))
@@ -171,7 +160,13 @@ def _middle(values: jax.Array, received: jax.Array, cut: jax.Array) -> jax.Array
 def trimmed_mean(trim: float = 0.1) -> Reduction:
     """The mean without the fraction ``trim`` of answers at either end, per entry."""
     Number(least=0, below=0.5)("trim", trim)
-    return Reduction("trimmed_mean", trimmed(trim))
+
+    def mean_within(received, values):
+        # 0.42 of 150 values are 63, also where float32 makes 62.999996 of it.
+        cut = jnp.floor(trim * (1 + _ROUNDED) * received.sum())
+        return _middle(values, received, cut.astype(jnp.int32))
+
+    return Reduction("trimmed_mean", mean_within)
 
 
 def reduction(given: str | Reduction, trim: float = 0.1) -> Reduction:

@@ -27,7 +27,7 @@ from fedblend.simulation.evaluate import personal
 from fedblend.simulation.rounds import Members, Settings, shard_of
 from fedblend.simulation.run import Run
 from fedblend.theory.bounds import Certificate, certify
-from fedblend.trees import squared_norm
+from fedblend.trees import sum_squares
 
 
 def objective_of_all(
@@ -58,7 +58,7 @@ def objective_of_all(
     value, gradient = jax.tree.map(
         lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, axes=1), found
     )
-    return value, squared_norm(gradient)
+    return value, sum_squares(gradient)
 
 
 def certificates(
@@ -85,7 +85,7 @@ def certificates(
     """
     run = run if run.down is not None else run.complete()
     engine, clients = run._engine, run._clients
-    states, members, examples, _ = clients.measured(np.arange(clients.number))
+    states, members, examples, _ = clients.load_measured(np.arange(clients.number))
     axes = (0, 1, None, engine.placed)
     program = ReplicaProgram("objective", partial(objective_of_all, loss), axes, 0)
     found = engine.programs.call(
@@ -116,13 +116,13 @@ def mixture_gap(
 
     @jax.jit
     def gap(alpha: jax.Array, shared: PyTree) -> jax.Array:
-        def of_client(client):
+        def client_gap(client):
             weight, own, (id, start, count) = client
             batch = everything(Shard(train.examples, start, count, id, train.capacity))
             mixture = mixing.parameters(weight, shared, own)
             return objective(loss, mixture, batch) - objective(loss, own, batch)
 
-        return jax.lax.map(of_client, (alpha, models, places)).mean()
+        return jax.lax.map(client_gap, (alpha, models, places)).mean()
 
     return gap
 
@@ -142,12 +142,12 @@ def until(
     """
     POSITIVE("eps", eps)
 
-    def arrived() -> bool:
+    def is_certified() -> bool:
         return all(one.gap <= eps for one in certificates(run, loss, mu))
 
-    if run.down is not None and arrived():
+    if run.down is not None and is_certified():
         return
     for record in run:
         yield record
-        if arrived():
+        if is_certified():
             return

@@ -24,7 +24,7 @@ from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
 from fedblend.simulation.serialize import (
     WireError,
-    as_tree,
+    build_tree,
     pack,
     pack_named,
     unpack,
@@ -77,7 +77,7 @@ def restore(path: Path, run: Run) -> None:
             )
     try:
         changed = len(arrays.get("['store']['ids']", ()))
-        content = as_tree(arrays, run.snapshot_template(changed))
+        content = build_tree(arrays, run.snapshot_template(changed))
         run.restore(content, words["round"], words["records"])
     except (WireError, StoreError) as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
@@ -109,7 +109,7 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             "round": int(words["round"]),
             "plan": dict(json.loads(words["plan"])),
             "records": jax.tree.map(
-                Record.from_row,
+                Record.read_row,
                 json.loads(words["records"]),
                 is_leaf=lambda node: isinstance(node, dict),
             ),

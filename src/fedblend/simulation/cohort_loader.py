@@ -9,6 +9,7 @@ while the device computes the one before.
 
 import copy
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -19,13 +20,14 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
-from fedblend.simulation.aggregators import RunningSum, empty, with_middle
-from fedblend.simulation.devices import Cut, bytes_of
+from fedblend.simulation.aggregators import RunningSum, empty, replace_mean
+from fedblend.simulation.devices import Cut, Worker, bytes_of
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import NOBODY, Weights
-from fedblend.simulation.stores.client_store import Storage, Store, open_store
+from fedblend.simulation.stores.client_store import Storage, choose_kind, open_store
 from fedblend.simulation.stores.device_store import DeviceStore, extract, pad_slots
+from fedblend.simulation.stores.host_store import HostStore
 from fedblend.simulation.stores.row_store import DeviceRows, HostRows, Packed
 
 ENROLL_AT_ONCE = 1024
@@ -40,14 +42,14 @@ Places = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Plan(NamedTuple):
-    """Cohorts of a block, [keys, rounds, cohort], and where their rows start.
+    """Cohorts of a block, [keys, rounds, cohort], and their rows, which are on the way.
 
     Where nobody is ``present`` another client of the block stands in.
     """
 
     ids: np.ndarray
     present: np.ndarray
-    starts: np.ndarray
+    train: "Future[Packed]"
     members: Members | None
     """On the device, where nothing has to be waited for."""
 
@@ -82,14 +84,22 @@ class CohortLoader:
         self._places: slice | int | None = None
         first = self._members(np.zeros(1, int), np.zeros(1, int))
         self.shapes = engine.shapes(trees.take(first, 0))
-        self._template = self.with_replicas(self.shapes.state)
-        self._storage = storage
+        self._template = self.stack_replicas(self.shapes.state)
+        self._storage, self._packing = storage, Worker()
         self.cut = Cut(cohort, engine.settings.chunk)
-        self.store = self._open(storage.states)
-        self.rounds_at_once = self._rounds_at_once(cohort, every)
+        slots = engine.slots
+        kind = choose_kind(storage.states, self._template, self.number, slots)
+        brought = bytes_of(self._template) if kind == "host" else 0
+        if rows.kind == "host":
+            brought += self.train.capacity * _row_bytes(self.train)
+        # A store on disk keeps the changes of a block together.
+        self.rounds_at_once = every
+        if kind != "disk" and brought:
+            self.rounds_at_once = min(max(PART_BYTES // (brought * cohort), 1), every)
         draws = cohort * self.rounds_at_once
         draws *= len(engine.key) if engine.keys == 0 else 1
         self._room = min(self.number, draws)
+        self.store = self._open(kind)
         self._enrolls = min(ENROLL_AT_ONCE, self.number)
         if not self.joins:
             few = max(AT_ONCE_BYTES // max(bytes_of(self._template), 1), 1)
@@ -97,49 +107,35 @@ class CohortLoader:
             if not self.store.eager:
                 self._enrolls = min(self._enrolls, self._room)
 
-    def of_replicas(self, places: slice | int) -> "CohortLoader":
+    def select_replicas(self, places: slice | int) -> "CohortLoader":
         """The same clients, of whom only some replicas are seen."""
         found = copy.copy(self)
         found._places = places
         return found
 
     def reopen(self, kind: str) -> None:
-        """Use this kind of store, if the kind was left open."""
+        """Use this kind of store, if the kind was left open and it is another."""
         if self._storage.states == "auto" and self.store.kind != kind:
             self.store = self._open(kind)
 
-    def _open(self, kind: str) -> Store:
-        folder, slots = self._storage.folder, self._engine.slots
-        return open_store(kind, self._template, self.number, folder, slots)
-
-    def _rounds_at_once(self, cohort: int, every: int) -> int:
-        """How many rounds of a block to compute on states and rows brought together.
-
-        A store on disk keeps the changes of a block together.
-        """
-        brought = bytes_of(self._template) if self.store.kind == "host" else 0
-        if self._rows.kind == "host":
-            brought += self.train.capacity * _row_bytes(self.train)
-        if self.store.kind == "disk" or not brought:
-            return every
-        return min(max(PART_BYTES // (brought * cohort), 1), every)
+    def _open(self, kind: str) -> DeviceStore | HostStore:
+        sizes, folder = (self.number, self._room), self._storage.folder
+        return open_store(kind, self._template, *sizes, folder, self._engine.slots)
 
     @property
     def stay(self) -> bool:
         """Whether all rows and states lie on the device."""
-        return self._rows.kind == "device" and isinstance(self.store, DeviceStore)
+        return self._rows.kind == "device" and self.store.kind == "device"
 
     @property
     def joins(self) -> bool:
         """Whether enrollment sends anything to the server."""
         return bool(jax.tree.leaves(self.shapes.join))
 
-    def with_replicas(self, shapes: PyTree) -> PyTree:
+    def stack_replicas(self, shapes: PyTree) -> PyTree:
         """Shapes of one replica as they are in this run."""
         ahead = () if self._replicas is None else (self._replicas,)
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(ahead + leaf.shape, leaf.dtype), shapes
-        )
+        return trees.shapes(shapes, *ahead)
 
     def _members(
         self,
@@ -207,7 +203,7 @@ class CohortLoader:
         middle = self._engine.settings.reduction.stacked
         assert middle is not None
         joins = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sent)
-        reduced = partial(with_middle, middle=middle)
+        reduced = partial(replace_mean, middle=middle)
         if self._replicas is not None:
             reduced = jax.vmap(reduced, in_axes=(0, 1))
         return jax.jit(reduced)(total, joins)
@@ -238,7 +234,7 @@ class CohortLoader:
             starts = starts[self._places]
         return examples, starts
 
-    def measured(
+    def load_measured(
         self, ids: np.ndarray, splits: Iterable[str] = ()
     ) -> tuple[PyTree, Members, dict[str, PyTree], Places]:
         """States of clients to measure, and their rows, and where these start."""
@@ -265,43 +261,34 @@ class CohortLoader:
         """Begin to bring what a block of these cohorts needs."""
         present = ids != NOBODY
         ids = np.where(present, ids, max(ids.max(), 0))
-        self.store.stage(ids, self._room)
+        self.store.stage(ids)
         starts = self.train.starts
         if starts.ndim == 2:  # a replica of its own for each split
             starts = starts[np.arange(len(starts))[:, None, None], ids]
         else:
             starts = starts[ids]
-        self._rows.stage("train", starts, self.train.counts[ids], self._room)
-        members = None
-        if self.stay:
-            assert isinstance(self.store, DeviceStore)
-            slots = self.store.slots(ids)
-            members = self._block_members(ids, present, starts, slots)
-        return Plan(ids, present, starts, members)
+        asked = "train", starts, self.train.counts[ids], self._room
+        train = self._packing.submit(self._rows.load, *asked)
+        members = self._block_members(ids, present, starts) if self.stay else None
+        return Plan(ids, present, train, members)
 
     def load(self, plan: Plan) -> tuple[Members, PyTree, PyTree]:
         """Members, states and rows of a block."""
-        ids, present, starts, members = plan
-        self.store.reserve(ids, self._room)
-        self.enroll(ids)
-        states, slots = self.store.load(ids, self._room)
-        counts = self.train.counts[ids]
-        train, starts = self._rows.load("train", starts, counts, self._room)
+        self.store.reserve(plan.ids)
+        self.enroll(plan.ids)
+        train, starts = plan.train.result()
+        members = plan.members
         if members is None:
-            members = self._block_members(ids, present, starts, slots)
-        return members, states, train
+            members = self._block_members(plan.ids, plan.present, starts)
+        return members, self.store.buffer, train
 
     def _block_members(
-        self,
-        ids: np.ndarray,
-        present: np.ndarray,
-        starts: np.ndarray,
-        slots: np.ndarray,
+        self, ids: np.ndarray, present: np.ndarray, starts: np.ndarray
     ) -> Members:
         """Members of a block, on their devices; their cohorts are cut."""
         # No device has the slots of padding.
         nobody = np.iinfo(np.int32).max
-        slots = np.where(present, slots, nobody).astype(np.int32)
+        slots = np.where(present, self.store.slots(ids), nobody).astype(np.int32)
         arrays = (
             self.cut.arrange(ids, 0),
             self.cut.arrange(starts, 0),

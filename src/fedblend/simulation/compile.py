@@ -44,27 +44,18 @@ LARGE = 2**16
 """Bytes from which on a constant becomes an argument."""
 
 
-class Compiled(NamedTuple):
-    """A compiled function, and what it is given before its arguments."""
-
-    compiled: Any
-    constants: tuple[tuple[jax.Array, ...], ...] = ()
-
-    def __call__(self, *arguments: Any) -> Any:
-        """What the function returns."""
-        return self.compiled(*self.constants, *arguments)
-
-
 class Lowered(NamedTuple):
-    """A function to be compiled, in any thread."""
+    """A function to be compiled, in any thread; ``constants`` come first."""
 
     lowered: Any
     constants: tuple[tuple[jax.Array, ...], ...] = ()
 
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+    def compile(
+        self, compiler_options: dict[str, Any] | None = None
+    ) -> Callable[..., Any]:
         """Compile it with these options of XLA."""
         compiled = self.lowered.compile(compiler_options=compiler_options)
-        return Compiled(compiled, self.constants)
+        return partial(compiled, *self.constants)
 
 
 def lower(
@@ -102,20 +93,17 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
     @lru_cache(maxsize=64)
     def program_of(fixed, structure, shapes, x64):
         del x64  # JAX traces anew where it changes
-        arguments = jax.tree.unflatten(structure, shapes)
-        jitted = jax.jit(function, static_argnums=tuple(range(static)))
-        lifted, constants = _lift(jitted.trace(*fixed, *arguments))
-        if lifted is None:
-            return partial(jitted, *fixed)  # it is traced already
-        return partial(jax.jit(lifted), constants)
+        jitted = jax.jit(partial(function, *fixed))
+        lifted, constants = _lift(jitted.trace(*structure.unflatten(shapes)))
+        return jitted if lifted is None else partial(jax.jit(lifted), constants)
 
     @wraps(function)
     def call(*arguments):
-        given = arguments[static:]
-        leaves, structure = jax.tree.flatten(given)
+        leaves, structure = jax.tree.flatten(arguments[static:])
         shapes = tuple(map(_shape_of, leaves))
         x64 = jax.config.jax_enable_x64  # pyright: ignore
-        return program_of(arguments[:static], structure, shapes, x64)(*given)
+        program = program_of(arguments[:static], structure, shapes, x64)
+        return program(*arguments[static:])
 
     call.cache_info = program_of.cache_info  # pyright: ignore
     call.cache_clear = program_of.cache_clear  # pyright: ignore
@@ -184,28 +172,26 @@ def split_batches(program: Any) -> Any:
 def _small_batches(step: Any) -> Any:
     """One step of a jaxpr, and the jaxprs inside it."""
     if step.primitive.name in RANKS:
-        return _as_loop(step)
-    leaves, tree = jax.tree.flatten(step.params, is_leaf=_is_program)
-    found = [_inside(leaf) if _is_program(leaf) else leaf for leaf in leaves]
+        return _make_loop(step)
+
+    def replace(value: Any) -> Any:
+        """A jaxpr that a step calls, with its constants or without."""
+        inner = getattr(value, "jaxpr", value)
+        found = split_batches(inner) if hasattr(value, "eqns") else inner
+        if found is inner:
+            return value
+        return found if inner is value else value.replace(jaxpr=found)
+
+    leaves, tree = jax.tree.flatten(
+        step.params, is_leaf=lambda value: hasattr(value, "eqns")
+    )
+    found = list(map(replace, leaves))
     if all(new is old for new, old in zip(found, leaves, strict=True)):
         return step
     return step.replace(params=tree.unflatten(found))
 
 
-def _is_program(value: Any) -> bool:
-    return hasattr(value, "eqns")
-
-
-def _inside(value: Any) -> Any:
-    """A jaxpr that a step calls, with its constants or without."""
-    inner = getattr(value, "jaxpr", value)
-    found = split_batches(inner)
-    if found is inner:
-        return value
-    return found if inner is value else value.replace(jaxpr=found)
-
-
-def _as_loop(step: Any) -> Any:
+def _make_loop(step: Any) -> Any:
     """A decomposition of a large batch as a call of a loop over small ones."""
     shapes = [one.aval.shape for one in step.invars]
     axes = len(shapes[0]) - RANKS[step.primitive.name]

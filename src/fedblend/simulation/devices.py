@@ -15,9 +15,6 @@ Functions with a ``width`` run on one of so many devices along the axis of clien
 
 import math
 import os
-import threading
-import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,23 +58,12 @@ class Worker:
             self._open.popleft().result()
 
 
-def read_rows(into: np.ndarray, rows: np.ndarray, places: np.ndarray) -> None:
-    """Copy the rows of these places to the first ones of ``into``."""
+def copy_rows(into: np.ndarray, to: Any, rows: np.ndarray, at: Any) -> None:
+    """Copy the rows at some places to some places of ``into``."""
     if rows[:1].nbytes < LARGE:
-        into[: len(places)] = rows[places]
+        into[to] = rows[at]
         return
-    _copy([(into[to], rows[at]) for to, at in enumerate(places)])
-
-
-def write_rows(into: np.ndarray, rows: np.ndarray, places: np.ndarray) -> None:
-    """Copy the first rows to these places of ``into``."""
-    if into[:1].nbytes < LARGE:
-        into[places] = rows[: len(places)]
-        return
-    _copy([(into[to], rows[at]) for at, to in enumerate(places)])
-
-
-def _copy(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    pairs = [(into[there], rows[here]) for there, here in zip(to, at, strict=True)]
     # NumPy lets go of the interpreter while it copies.
     for _ in _copiers().map(lambda pair: np.copyto(*pair), pairs):
         pass
@@ -138,61 +124,12 @@ def _text(path: str) -> str:
         return ""
 
 
-SECONDS = 60.0
-"""Time without progress after which a run warns."""
-LOOKS = 5
-"""Looks at the process in that time; a process that was stopped misses one of them."""
-IDLE = 0.01
-"""CPU seconds per second below which a process computes nothing."""
-
-
-class Watch:
-    """Warns once if the process computes nothing while it waits for a CPU.
-
-    A program that is slow uses CPU time, and gets no warning. A host that waits for a
-    GPU, or for another process, uses none: they are not watched.
-
-    ``after`` has the round after which the program waits: a new list for each block,
-    an empty one between blocks.
-    """
-
-    def __init__(self, algorithm: str):
-        self.after: list[int] = []
-        self._algorithm, self._ended = algorithm, threading.Event()
-
-    def __enter__(self) -> "Watch":
-        if not beside_host() and jax.process_count() == 1:
-            threading.Thread(target=self._look, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._ended.set()
-
-    def _look(self) -> None:
-        idle, used, pause = 0, 0.0, SECONDS / LOOKS
-        after: list[int] = []
-        while idle < LOOKS:
-            if self._ended.wait(pause):
-                return
-            before, since = after, used
-            after, used = self.after, time.process_time()
-            waits = after and after is before
-            idle = idle + 1 if waits and used - since < IDLE * pause else 0
-        (number,) = after
-        warnings.warn(
-            f"{self._algorithm}: no progress for {SECONDS:g} s after round {number}, "
-            "and no CPU time used: threads of XLA may wait for each other; stop the "
-            "run, and try devices=1 or the environment variable PJRT_NPROC=16",
-            stacklevel=1,
-        )
-
-
 REPLICAS, CLIENTS = "replicas", "clients"
 TUNED_ROUNDS = 5000
 """Rounds from which on a run on a GPU has XLA time kernels while it compiles."""
 
 
-def beside_host() -> bool:
+def has_accelerator() -> bool:
     """Whether devices compute while the host does something else, as GPUs do."""
     return jax.default_backend() != "cpu"
 
@@ -200,7 +137,7 @@ def beside_host() -> bool:
 def usable_devices(most: int | None) -> Sequence[Any]:
     """The devices a run may use, at most so many."""
     if jax.default_backend() == "cpu":
-        cpu_devices.wanted()
+        cpu_devices.count_devices()
         cpu_devices.warn_once()
     return jax.devices()[:most]
 
@@ -233,7 +170,7 @@ def mesh_of(
     return Mesh(np.array(chosen).reshape(shape), (REPLICAS, CLIENTS))
 
 
-def shared_by(
+def share_devices(
     most: int | None,
     replicas: int | None,
     chunk: int | None,
@@ -334,7 +271,7 @@ def run_once(width: int, function: Callable[..., PyTree], *arguments: Any) -> Py
     One with effects, such as noise from the operating system, is called on the first
     device alone: others would draw another noise for the same sum.
     """
-    if width == 1 or not has_effects(function, *arguments):
+    if width == 1 or not jax.make_jaxpr(function)(*arguments).effects:
         return function(*arguments)
     shapes = jax.eval_shape(function, *arguments)
 
@@ -344,13 +281,9 @@ def run_once(width: int, function: Callable[..., PyTree], *arguments: Any) -> Py
     first = jax.lax.axis_index(CLIENTS) == 0
     found = jax.lax.cond(first, function, nothing, *arguments)
     return jax.tree.map(
-        lambda leaf: from_bits(jax.lax.psum(as_bits(leaf), CLIENTS), leaf.dtype), found
+        lambda leaf: decode_bits(jax.lax.psum(encode_bits(leaf), CLIENTS), leaf.dtype),
+        found,
     )
-
-
-def has_effects(function: Callable[..., PyTree], *arguments: Any) -> bool:
-    """Whether a function does more than to compute its results."""
-    return bool(jax.make_jaxpr(function)(*arguments).effects)
 
 
 def read(width: int, states: PyTree, slots: jax.Array) -> PyTree:
@@ -365,10 +298,10 @@ def read(width: int, states: PyTree, slots: jax.Array) -> PyTree:
 
     def fetch(leaf):
         place, own = _own(asked, len(leaf))
-        rows = as_bits(leaf[jnp.where(own, place, 0)])
+        rows = encode_bits(leaf[jnp.where(own, place, 0)])
         rows = jnp.where(own.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
         rows = jax.lax.psum_scatter(rows, CLIENTS, tiled=True)
-        return from_bits(rows, leaf.dtype)
+        return decode_bits(rows, leaf.dtype)
 
     return jax.tree.map(fetch, states)
 
@@ -394,7 +327,7 @@ def _own(slots: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
     return place, (place >= 0) & (place < rows)
 
 
-def as_bits(leaf: jax.Array) -> jax.Array:
+def encode_bits(leaf: jax.Array) -> jax.Array:
     """The same bits as whole numbers."""
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
@@ -404,8 +337,8 @@ def as_bits(leaf: jax.Array) -> jax.Array:
     )
 
 
-def from_bits(leaf: jax.Array, dtype) -> jax.Array:
-    """What ``as_bits`` made whole numbers of."""
+def decode_bits(leaf: jax.Array, dtype) -> jax.Array:
+    """What ``encode_bits`` made whole numbers of."""
     if not jnp.issubdtype(dtype, jnp.inexact):
         return leaf.astype(dtype)
     whole = leaf.astype(f"uint{jnp.finfo(dtype).bits}")
@@ -467,7 +400,8 @@ def chunk_size(given: int | None, cohort: int, entries: int, devices: int) -> in
     if given is None and jax.default_backend() != "cpu":
         given = -(-cohort // devices)
     if given is not None:
-        return _even(cohort, -(-cohort // min(given, cohort)))
+        pieces = -(-cohort // min(given, cohort))
+        return -(-cohort // pieces)
     most = min(max(CPU_ENTRIES // max(entries, 1), 1), CPU_CHUNK)
     sizes = range(min(most, cohort), 0, -1)
     return min(sizes, key=lambda chunk: _device_time(Cut(cohort, chunk)))
@@ -481,7 +415,3 @@ def _device_time(cut: Cut) -> float:
         for width in widths
     ]
     return (cut.chunk + CHUNK_COST) * float(widths @ turns)
-
-
-def _even(cohort: int, pieces: int) -> int:
-    return -(-cohort // pieces)

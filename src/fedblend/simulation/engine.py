@@ -24,7 +24,7 @@ from fedblend.errors import SettingError
 from fedblend.simulation import devices, evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
 from fedblend.simulation.compile import ClientAxes, Programs, ReplicaProgram, lower
-from fedblend.simulation.devices import Cut, Watch, Worker
+from fedblend.simulation.devices import Cut, Worker
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Members, Settings, Shapes
 from fedblend.simulation.stores.device_store import Slots
@@ -47,9 +47,7 @@ class Initial:
             return trees.strongly_typed(given(key))
 
         traced = jax.jit(jax.vmap(draw) if each else draw).trace(key)
-        self.shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), traced.out_info
-        )
+        self.shapes = trees.shapes(traced.out_info)
         self._compiling = Worker().submit(lower(traced, (key,)).compile)
 
     @cached_property
@@ -113,7 +111,7 @@ class Engine:
         drawn = vars(self.initial).get("params")
         return [drawn, self.central, *self.examples.values()]
 
-    def of_replicas(self, places: slice | int) -> "Engine":
+    def select_replicas(self, places: slice | int) -> "Engine":
         """The engine of some replicas, or without replicas that of a single one.
 
         What it compiles serves all engines for as many replicas of this one.
@@ -201,12 +199,6 @@ class Engine:
         _check_same("client", shapes.state, client)
         _check_same("server", shapes.server, server)
         return shapes
-
-    def watch(self) -> Watch:
-        """A watch that names the function that made the client, such as "flix"."""
-        hyper = None if self.sweep is None else trees.take(self.over, 0)
-        client = self.settings.build(hyper).client
-        return Watch(getattr(client, "__qualname__", "algorithm").split(".")[0])
 
     def enroll(
         self, members: Members, train: PyTree, cut: Cut

@@ -117,12 +117,12 @@ def evaluate_rows(
         capacity: the rows of a client's window.
         replicas: as many of these take the memory at the same time.
     """
-    measures = {name: _two_steps(metric) for name, metric in metrics.items()}
+    measures: Any = {name: metric.with_rows for name, metric in metrics.items()}
     clients = len(counts)
 
     def say(index):
         rows = trees.take(examples, index)
-        return {name: of.say(model, rows) for name, of in measures.items()}
+        return {name: one.say(model, rows) for name, one in measures.items()}
 
     def finish(said, client):
         start, count, end = client
@@ -131,8 +131,8 @@ def evaluate_rows(
         rows = trees.take(examples, start + window)
         own = trees.take(said, end - count + window)
         found = {
-            name: of.finish(own[name], rows, inside < count)
-            for name, of in measures.items()
+            name: one.finish(own[name], rows, inside < count)
+            for name, one in measures.items()
         }
         return tuple({name: found[name][part] for name in found} for part in (0, 1))
 
@@ -169,11 +169,6 @@ def rows_at_once() -> int:
     return CPU_ROWS if jax.default_backend() == "cpu" else ROWS
 
 
-def _two_steps(metric: Metric) -> RowByRow:
-    assert isinstance(metric.with_rows, RowByRow)
-    return metric.with_rows
-
-
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What to measure, on whom.
@@ -197,10 +192,10 @@ class Evaluation:
     @property
     def numbers(self) -> dict[str, np.ndarray]:
         """The numbers of the measured clients' rows in each split, see ``Shards``."""
-        return {name: self.splits[name].numbers(self.ids) for name in self.paired}
+        return {name: self.splits[name].numbers(self.ids) for name in self.row_splits}
 
     @property
-    def by_rows(self) -> bool:
+    def goes_by_rows(self) -> bool:
         """Whether the model of all clients goes over all rows; it reads no states."""
         known = (metric.with_rows for metric in self.metrics.values())
         return self.one_for_all and all(isinstance(of, RowByRow) for of in known)
@@ -211,7 +206,7 @@ class Evaluation:
 
         Fewer, if their rows do not fit.
         """
-        if self.by_rows:
+        if self.goes_by_rows:
             return 1
         capacity = max(split.capacity for split in self.splits.values())
         window = max(
@@ -226,14 +221,14 @@ class Evaluation:
         return int(min(fitting, wanted, len(self.ids)))
 
     @property
-    def padded_ids(self) -> np.ndarray:
+    def chunk_ids(self) -> np.ndarray:
         """The measured clients, some of them again to fill the last chunk."""
         return np.resize(self.ids, len(self.ids) + -len(self.ids) % self.chunk)
 
     @cached_property
     def places(self) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Where the rows of ``padded_ids`` start in each split, and how many."""
-        ids = self.padded_ids
+        """Where the rows of ``chunk_ids`` start in each split, and how many."""
+        ids = self.chunk_ids
         return {
             name: (
                 jnp.asarray(split.starts[..., ids], jnp.int32),
@@ -256,10 +251,10 @@ class Evaluation:
         """Metrics of clients in one replica: ``{split: {model: {metric: values}}}``.
 
         Also what each row contributes, [clients, rows]: of held-out rows where there
-        are some. States, members and places are those of ``padded_ids``. Methods whose
+        are some. States, members and places are those of ``chunk_ids``. Methods whose
         server sends nothing have no shared model to measure.
         """
-        if self.by_rows:
+        if self.goes_by_rows:
             return self._measure_rows(down.shared, examples, places)
         algorithm = settings.build(hyper)
         capacity = {name: split.capacity for name, split in self.splits.items()}
@@ -279,12 +274,12 @@ class Evaluation:
                 down.shared if jax.tree.leaves(message.shared) else None,
                 held,
             )
-            return numbers, {split: by_row[split] for split in self.paired}
+            return numbers, {split: by_row[split] for split in self.row_splits}
 
         return jax.lax.map(one, (states, members, places), batch_size=self.chunk)
 
     @property
-    def paired(self) -> list[str]:
+    def row_splits(self) -> list[str]:
         """The splits whose rows are kept, to compare models row by row."""
         return [name for name in self.splits if name != "train"] or list(self.splits)
 
@@ -309,9 +304,11 @@ class Evaluation:
             numbers[name], by_row[name] = (
                 {"personal": of, "shared": of} for of in found
             )
-        return numbers, {name: by_row[name] for name in self.paired}
+        return numbers, {name: by_row[name] for name in self.row_splits}
 
-    def by_replica(self, values: PyTree, alone: Sequence[Measured]) -> list[Measured]:
+    def split_replicas(
+        self, values: PyTree, alone: Sequence[Measured]
+    ) -> list[Measured]:
         """What ``measure`` found in each replica: the numbers, or those of rows.
 
         ``alone`` is that of training alone, if there is any: its personal models are
@@ -324,10 +321,10 @@ class Evaluation:
             trees.take(values, (replica, slice(len(self.ids))))
             for replica in range(self.replicas or 1)
         ]
-        return with_local(found, alone)
+        return add_local(found, alone)
 
 
-def with_local(
+def add_local(
     measured: Sequence[Measured], alone: Sequence[Measured]
 ) -> list[Measured]:
     """What was measured in each replica, with training alone as the model "local".

@@ -140,10 +140,10 @@ def personalize(
     for name in names if metrics else ():
         split = new_clients.splits[name]
 
-        def evaluated(shared, shard, personal, name=name):
+        def score_client(shared, shard, personal, name=name):
             return evaluate_client(algorithm, metrics, personal, shared, {name: shard})
 
-        found = _map_clients(evaluated, (down.shared,), split, (models,))
+        found = _map_clients(score_client, (down.shared,), split, (models,))
         numbers, rows = jax.tree.map(np.asarray, found)
         measured |= numbers
         by_row |= rows

@@ -37,14 +37,6 @@ class BlockLog(NamedTuple):
     log: Log
     rounds: int
 
-    def of(self, place: int, replica: int | None) -> PyTree:
-        """Ids and log as a ``CommunicationLog`` enters them.
-
-        ``place`` is that of the key, ``replica`` None where there are none.
-        """
-        log = self.log if replica is None else trees.take(self.log, replica)
-        return trees.take((self.ids[place], *log), slice(self.rounds))
-
 
 class Part(NamedTuple):
     """Rounds up to ``after``, and the carry that they lead to."""
@@ -110,7 +102,7 @@ class Pipeline:
             carry, first = part.carry, part.after
             end = last if first < last else until
             self._ahead = (first, end, self._plan(first, end)) if first < end else None
-        if len(parts) == 1 and first < until and self._can_go_ahead:
+        if len(parts) == 1 and first < until:
             self._go_ahead(carry, first, until)
         logs = jax.device_get([part.entry.log for part in parts])
         carry = jax.block_until_ready(carry)
@@ -120,23 +112,24 @@ class Pipeline:
         self._latest = seconds or self._engine.programs.clock() - begun
         return carry, entries, seconds
 
-    @property
-    def _can_go_ahead(self) -> bool:
-        """Whether the device may go on while the host looks at a block.
+    def _go_ahead(self, carry: Any, first: int, last: int) -> None:
+        """Have the device measure what is being computed, and begin the next block.
 
         That must take nothing away that belongs to this block, such as states, and what
         is measured of it must not have to wait.
         """
-        asked, states = self._evaluation, jax.tree.leaves(self._clients.shapes.state)
-        alone = devices.beside_host() and jax.process_count() == 1
-        measured = asked.by_rows or not asked.metrics
-        short = self._latest < AHEAD_SECONDS
-        return alone and measured and short and self._clients.stay and not states
-
-    def _go_ahead(self, carry: Any, first: int, last: int) -> None:
-        """Have the device measure what is being computed, and begin the next block."""
-        if self._evaluation.metrics:
-            self._measuring = carry[0], self.measured(carry[0])
+        asked, clients = self._evaluation, self._clients
+        if (
+            not devices.has_accelerator()
+            or jax.process_count() > 1
+            or (asked.metrics and not asked.goes_by_rows)
+            or self._latest >= AHEAD_SECONDS
+            or not clients.stay
+            or jax.tree.leaves(clients.shapes.state)
+        ):
+            return
+        if asked.metrics:
+            self._measuring = carry[0], self.measure(carry[0])
         start = self._watch.submit(_time_of, (carry, self._measuring[1]))
         # In a thread: a call may last as long as the device takes for its rounds.
         plan = self._plan_of(first, last)
@@ -144,12 +137,24 @@ class Pipeline:
         end = self._watch.submit(lambda: _time_of(call.result().carry))
         self._begun = Begun(carry, first, last, call, start, end)
 
-    def measured(self, down: Any) -> PyTree:
-        """What ``Evaluation.measure`` finds of all clients."""
+    def measure(self, down: Any) -> PyTree:
+        """What ``Evaluation.measure`` finds of all clients, in groups if need be."""
         (known, values), self._measuring = self._measuring, (None, None)
         if known is down:
             return values
-        return measure_clients(self._engine, self._clients, self._evaluation, down)
+        engine, clients, asked = self._engine, self._clients, self._evaluation
+        if asked.goes_by_rows:
+            return engine.measure(asked, down, (), (), engine.examples, asked.places)
+        ids = asked.chunk_ids
+        chunks = max(clients.most_to_measure(asked.splits) // asked.chunk, 1)
+        size = min(chunks * asked.chunk, len(ids))
+        found = []
+        for first in range(0, len(ids), size):
+            group = np.take(ids, range(first, first + size), mode="wrap")
+            states, members, *rows = clients.load_measured(group, asked.splits)
+            values = engine.measure(asked, down, states, members, *rows)
+            found.append(values if size == len(ids) else jax.device_get(values))
+        return trees.concatenate(found, 0 if engine.replicas is None else 1)
 
     def _take(self, carry: Any, first: int, last: int) -> Part | None:
         """The part that was begun ahead, if it is the one that is wanted."""
@@ -183,9 +188,8 @@ class Pipeline:
         members = clients.plan(np.zeros(ids, int)).members
         assert members is not None
         shapes = clients.shapes
-        carry = clients.with_replicas((shapes.down, shapes.server))
-        states, _ = clients.store.load(np.zeros(0, int), 0)
-        engine.begin_block(shapes, carry, states, members, clients.cut)
+        carry = clients.stack_replicas((shapes.down, shapes.server))
+        engine.begin_block(shapes, carry, clients.store.buffer, members, clients.cut)
 
     def wait(self) -> None:
         """Until what was begun ahead is computed."""
@@ -220,21 +224,3 @@ def _time_of(computed: PyTree) -> float:
     """When this is computed."""
     jax.block_until_ready(computed)
     return time.perf_counter()
-
-
-def measure_clients(
-    engine: Engine, clients: CohortLoader, asked: Evaluation, down: Any
-) -> PyTree:
-    """What ``Evaluation.measure`` finds of all clients, group by group if need be."""
-    if asked.by_rows:
-        return engine.measure(asked, down, (), (), engine.examples, asked.places)
-    ids = asked.padded_ids
-    chunks = max(clients.most_to_measure(asked.splits) // asked.chunk, 1)
-    size = min(chunks * asked.chunk, len(ids))
-    found = []
-    for first in range(0, len(ids), size):
-        group = np.take(ids, range(first, first + size), mode="wrap")
-        states, members, examples, places = clients.measured(group, asked.splits)
-        values = engine.measure(asked, down, states, members, examples, places)
-        found.append(values if size == len(ids) else jax.device_get(values))
-    return trees.concatenate(found, 0 if engine.replicas is None else 1)

@@ -92,7 +92,7 @@ class Record:
         return {**vars(self), "measures": plain(self.measures)}
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Record":
+    def read_row(cls, row: dict[str, Any]) -> "Record":
         """The record that ``row`` was made of."""
         found = each_metric(row["measures"], lambda split, name, of: Spread(**of))
         return cls(**{**row, "measures": found})

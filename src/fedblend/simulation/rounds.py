@@ -132,7 +132,7 @@ def enroll(
 
     join, _ = jax.eval_shape(one, trees.take(members, (0, 0, 0)))
     first = aggregators.empty(join)
-    sums, _, each = by_groups(add_chunk, first, (), members, turns)
+    sums, _, each = sum_groups(add_chunk, first, (), members, turns)
     return devices.total(settings.width, sums), trees.flat(each, 3)
 
 
@@ -178,7 +178,7 @@ def side_by_side(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return several
 
 
-def by_groups(
+def sum_groups(
     add_chunk: Callable[[Any, Any, Members], tuple[Any, Any, PyTree]],
     first: aggregators.RunningSum,
     carry: PyTree,
@@ -284,12 +284,12 @@ def block(
         round = down.round + counts.astype(down.round.dtype)
         return down._replace(round=round), server, states, log
 
-    def ragged(message):
+    def bits_log(message):
         return jnp.zeros(plan.ids.shape, jnp.int32) if has_ragged(message) else None
 
     status = jnp.zeros(plan.ids.shape, jnp.int8)
-    log = Log(status, ragged(shapes.up), ragged(shapes.message))
-    rounds = len(plan.ids) if devices.beside_host() else last - first
+    log = Log(status, bits_log(shapes.up), bits_log(shapes.message))
+    rounds = len(plan.ids) if devices.has_accelerator() else last - first
     so_far = jax.lax.fori_loop(0, rounds, one_round, (*carry, states, log))
     down, server, states, log = so_far
     return (down, server), states, log
@@ -340,7 +340,7 @@ def _answers(
             # Members come first, so that the chunks of nobody end a group. Devices that
             # share a cohort read states together and take the same turns.
             taken = jnp.minimum(turns, members.present.any(-1).sum(-1))
-        sums, states, (log, stack) = by_groups(
+        sums, states, (log, stack) = sum_groups(
             partial(add_chunk, down), first, states, members, taken
         )
         status = jnp.where(members.present, log.status, aggregators.PADDING)

@@ -19,7 +19,7 @@ from fedblend.simulation import devices
 from fedblend.simulation.cohort_loader import CohortLoader
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
 from fedblend.simulation.engine import Engine
-from fedblend.simulation.evaluate import Evaluation, with_local
+from fedblend.simulation.evaluate import Evaluation, add_local
 from fedblend.simulation.pipeline import BlockLog, Pipeline
 from fedblend.simulation.result import (
     Bits,
@@ -88,12 +88,9 @@ class Run(Results):
 
     def __iter__(self) -> Iterator[Any]:
         """Go on from where the run is, a record after each block."""
-        with self._engine.watch() as watch:
-            while self.down is None or self.round < self.rounds:
-                watch.after = [self.round]
-                self._begin() if self.down is None else self._advance()
-                watch.after = []
-                yield self.records[-1]
+        while self.down is None or self.round < self.rounds:
+            self._begin() if self.down is None else self._advance()
+            yield self.records[-1]
 
     def complete(self) -> "Run":
         """Run to the end."""
@@ -186,7 +183,9 @@ class Run(Results):
         """What single rows contribute to what was measured last, in each replica."""
         alone = () if self._local is None else self._local.by_row
         # They stay on the device until somebody asks for them.
-        return self._evaluation.by_replica(self._rows, alone) if self.measured else []
+        return (
+            self._evaluation.split_replicas(self._rows, alone) if self.measured else []
+        )
 
     @property
     def evidence(self) -> Evidence:
@@ -215,7 +214,7 @@ class Run(Results):
         history = self.history(replica)
         evidence = self.evidence.pick(replica)
         measured = evidence.measured[0] if evidence.measured else {}
-        shared, alone = self._of_replica(self.shared, replica), self.alone
+        shared, alone = self._pick_replica(self.shared, replica), self.alone
         if alone is not None and self._local is not None:
             seconds = sum(record.seconds for record in self._local.history())
             alone["seconds"] = self._local.earlier_seconds + seconds
@@ -260,7 +259,7 @@ class Run(Results):
         """Shapes of a snapshot whose last block changed so many clients on disk."""
         begun = (self.shapes.down, self.shapes.server)
         return {
-            "server": self._clients.with_replicas(begun),
+            "server": self._clients.stack_replicas(begun),
             "store": self._clients.store.template(changed),
             "communication": [log.snapshot() for log in self._logs],
         }
@@ -292,7 +291,7 @@ class Run(Results):
         """
         self._engine.programs.compiled = other._engine.programs.compiled
 
-    def of_replicas(self, places: slice | int, local: "Run | None" = None) -> "Run":
+    def select_replicas(self, places: slice | int, local: "Run | None" = None) -> "Run":
         """Some replicas of this completed run, as a run of their own.
 
         A sweep runs all its values as replicas of one simulation: the replicas of one
@@ -304,8 +303,8 @@ class Run(Results):
                 run was not compared with any.
         """
         found = copy.copy(self)
-        found._engine = engine = self._engine.of_replicas(places)
-        found._clients = self._clients.of_replicas(places)
+        found._engine = engine = self._engine.select_replicas(places)
+        found._clients = self._clients.select_replicas(places)
         found._evaluation = dataclasses.replace(
             self._evaluation, replicas=engine.replicas
         )
@@ -321,7 +320,7 @@ class Run(Results):
         found._logs = [self._logs[number] for number in numbers]
         alone = [] if local is None else local.complete().measured
         measured = [self.measured[number] for number in numbers if self.measured]
-        found.measured = with_local(measured, alone)
+        found.measured = add_local(measured, alone)
         records = [
             [
                 found._share_of(record[number], share, place)
@@ -348,12 +347,16 @@ class Run(Results):
     def _ready(self) -> "Run":
         return self.complete() if self.down is None else self
 
-    def _of_replica(self, values: PyTree, replica: int) -> PyTree:
+    def _pick_replica(self, values: PyTree, replica: int) -> PyTree:
         return values if self.replicas is None else trees.take(values, replica)
 
     def _begin(self) -> None:
         begun = self._engine.programs.clock()
-        if self.rounds and not self._engine.programs.compiled and devices.beside_host():
+        if (
+            self.rounds
+            and not self._engine.programs.compiled
+            and devices.has_accelerator()
+        ):
             self._pipeline.begin_compiling()
         joined = self._clients.enroll_first()
         if self._clients.joins:
@@ -380,8 +383,8 @@ class Run(Results):
             return
         alone = () if self._local is None else self._local.complete().measured
         begun = self._engine.programs.clock()
-        values, self._rows = self._pipeline.measured(self.down)
-        self.measured = asked.by_replica(values, alone)
+        values, self._rows = self._pipeline.measure(self.down)
+        self.measured = asked.split_replicas(values, alone)
         self.measure_seconds += self._engine.programs.clock() - begun
 
     def _record(
@@ -393,9 +396,9 @@ class Run(Results):
         for replica, sent in enumerate(self._logs):
             totals = np.zeros(3, int)
             place = replica if self._engine.keys == 0 else 0
-            chosen = None if self.replicas is None else replica
-            for entry in entries:
-                totals += sent.enter(*entry.of(place, chosen))
+            for ids, log, counted in entries:
+                log = (ids[place], *self._pick_replica(log, replica))
+                totals += sent.enter(*trees.take(log, slice(counted)))
             measured = self.measured[replica] if self.measured else {}
             records.append(
                 Record(

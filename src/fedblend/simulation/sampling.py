@@ -80,7 +80,7 @@ class Cohort:
     dropout: float = 0.0
 
 
-def as_cohort(given: int | Strata | np.ndarray | Cohort | None) -> Cohort:
+def make_cohort(given: int | Strata | np.ndarray | Cohort | None) -> Cohort:
     """What ``simulate`` is given for ``cohort``, as a ``Cohort``."""
     return given if isinstance(given, Cohort) else Cohort(given)
 
@@ -115,7 +115,15 @@ def plan_cohorts(asked: Cohort, clients: int, secret: bool = False) -> Cohorts:
     for name in ("epoch", "separation"):
         rounds = optional(Number(whole=True))(name, getattr(asked, name))
         if rounds is not None:
-            _check_apart(name, rounds, strata, clients, size)
+            there, sizes = [clients], [size]
+            if strata is not None:
+                there, sizes = np.bincount(strata.of), strata.sizes or ()
+            most = min(int(all) // some for all, some in zip(there, sizes, strict=True))
+            if not 1 <= rounds <= most:
+                raise ValueError(
+                    f"{name}: {rounds} is not between 1 and {most}, the rounds that "
+                    f"the {clients} clients are enough for"
+                )
             ways.append(name)
     by_key = strata is not None or always is not None or bool(ways)
     ways += [] if asked.sampling == "fixed" else ["sampling"]
@@ -137,7 +145,7 @@ def plan_cohorts(asked: Cohort, clients: int, secret: bool = False) -> Cohorts:
     return Cohorts(size, strata, draw, size, asked)
 
 
-def measured_ids(
+def choose_measured(
     measure_on: int | Sequence[int] | np.ndarray | None, clients: int, key: Key
 ) -> np.ndarray:
     """The clients that are measured, see ``measure_on`` of ``simulate``."""
@@ -242,18 +250,14 @@ def client_weights(
         )
     if needs.uniform and name != "uniform":
         raise ValueError(f"weights: this algorithm needs 'uniform', not {name!r}")
-    values = weights_of(name, federated_data)
+    words("by_count", "uniform")("weights", name)
+    values = federated_data.train.counts.astype(float)
+    if name == "uniform":
+        values = np.ones(clients)
     if strata is None:
         return Weights(values, values)
     check(strata, needs, reduction)
     return weigh_strata(strata, values)
-
-
-def weights_of(name: str, federated_data: FederatedData) -> np.ndarray:
-    """Every client's weight in the mean: its training rows, or 1."""
-    if words("by_count", "uniform")("weights", name) == "uniform":
-        return np.ones(federated_data.clients)
-    return federated_data.train.counts.astype(float)
 
 
 def check(strata: Strata, needs: Needs, reduction: str) -> None:
@@ -285,24 +289,6 @@ def weigh_strata(strata: Strata, values: np.ndarray) -> Weights:
     joining = np.asarray(strata.weights)[of] * values / np.bincount(of, values)[of]
     rounds = joining * (np.bincount(of) / sizes)[of]
     return Weights(joining * rounds.sum(), rounds)
-
-
-def _check_apart(
-    name: str, rounds: int, strata: Strata | None, clients: int, size: int
-) -> None:
-    """Refuse an epoch or separation for which there are too few clients.
-
-    Strata are settled ones.
-    """
-    there, sizes = [clients], [size]
-    if strata is not None:
-        there, sizes = np.bincount(strata.of), strata.sizes or ()
-    most = min(int(all) // some for all, some in zip(there, sizes, strict=True))
-    if not 1 <= rounds <= most:
-        raise ValueError(
-            f"{name}: {rounds} is not between 1 and {most}, the rounds that the "
-            f"{clients} clients are enough for"
-        )
 
 
 def draw_with(

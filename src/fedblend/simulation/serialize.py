@@ -12,19 +12,20 @@ written block by block and read client by client through a memory map, so that n
 holds all models in memory; a reader checks the checksum where the file is small.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 
+from fedblend import trees
 from fedblend.core import PyTree, Ragged, is_ragged
 
 _DTYPES = {
@@ -60,7 +61,7 @@ class WireError(ValueError):
     """Bytes that are not what they should be."""
 
 
-def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
+def name_leaves(tree: PyTree) -> dict[str, np.ndarray]:
     """The leaves by their path."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path) or "value": leaf for path, leaf in paths}
@@ -68,7 +69,7 @@ def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
 
 def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
     """A tree of arrays, and some words about it, as bytes."""
-    return pack_named(named_leaves(tree), metadata)
+    return pack_named(name_leaves(tree), metadata)
 
 
 def pack_named(
@@ -85,15 +86,25 @@ def pack_named(
 def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays by name and the metadata; a ``WireError`` if anything is off."""
     header, metadata, body = read_header(memoryview(data))
-    expected = metadata.pop("sha256", None)
-    try:
+    with refuse_damage():
         arrays = {name: array_at(body, entry) for name, entry in header.items()}
-        found = checksum(metadata, header, [body])
+    check_sum(metadata, header, body)
+    return arrays, metadata
+
+
+@contextlib.contextmanager
+def refuse_damage() -> Iterator[None]:
+    """Make a ``WireError`` of what reading a damaged header comes to."""
+    try:
+        yield
     except DAMAGE as error:
         raise WireError(f"header is damaged ({type(error).__name__})") from None
-    if found != expected:
+
+
+def check_sum(metadata: dict[str, str], header: Mapping, body: memoryview) -> None:
+    """Take the checksum out of the metadata; a ``WireError`` if it is not that."""
+    if metadata.pop("sha256", None) != checksum(metadata, header, [body]):
         raise WireError("data is damaged: its checksum does not match")
-    return arrays, metadata
 
 
 def raw(array: np.ndarray) -> bytes:
@@ -135,13 +146,17 @@ def read_header(
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise WireError(f"not a fedblend file, or cut off after {len(data)} bytes")
-    try:
+    with refuse_damage():
         header = json.loads(bytes(data[8 : 8 + length]).decode())
         metadata = dict(header.pop("__metadata__", {}))
         body = data[8 + length :]
-        _check_places([entry["data_offsets"] for entry in header.values()], len(body))
-    except DAMAGE as error:
-        raise WireError(f"header is damaged ({type(error).__name__})") from None
+        last = 0
+        for begin, end in sorted(entry["data_offsets"] for entry in header.values()):
+            if not last == begin <= end:  # every byte belongs to exactly one leaf
+                raise ValueError(f"offsets {begin}:{end} overlap or leave a gap")
+            last = end
+        if last != len(body):
+            raise ValueError(f"the data ends at {len(body)}, not at {last}")
     return header, metadata, body
 
 
@@ -151,17 +166,6 @@ def checksum(words: Mapping, header: Mapping, chunks: Iterable[Any]) -> str:
     for chunk in chunks:
         found.update(chunk)
     return found.hexdigest()
-
-
-def _check_places(places: list[list[int]], size: int) -> None:
-    """Every byte belongs to exactly one leaf."""
-    last = 0
-    for begin, end in sorted(places):
-        if not last == begin <= end:
-            raise ValueError(f"offsets {begin}:{end} overlap or leave a gap")
-        last = end
-    if last != size:
-        raise ValueError(f"the data ends at {size}, not at {last}")
 
 
 def array_at(body: memoryview, entry: Mapping[str, Any]) -> np.ndarray:
@@ -175,12 +179,12 @@ def array_at(body: memoryview, entry: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(body[begin:end], dtype).reshape(shape)
 
 
-def as_tree(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
+def build_tree(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
     """The arrays in the structure of the template, whose shapes and dtypes they have.
 
     Leaves of the template need only ``shape`` and ``dtype``.
     """
-    wanted = named_leaves(template)
+    wanted = name_leaves(template)
     missing = sorted(set(wanted) - set(arrays))
     foreign = sorted(set(arrays) - set(wanted))
     if missing or foreign:
@@ -213,13 +217,13 @@ def traveling(message: PyTree) -> PyTree:
     return jax.tree.map(cut, message, is_leaf=is_ragged)
 
 
-def arrived(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
+def complete_message(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
     """The message of which these leaves travelled; the inverse of ``traveling``.
 
     Leaves of the template need only ``shape`` and ``dtype``.
     """
 
-    def expected(path, leaf):
+    def shape_to_read(path, leaf):
         if not isinstance(leaf, Ragged):
             return leaf
         found = arrays.get(jax.tree_util.keystr(path) or "value")
@@ -227,8 +231,8 @@ def arrived(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
         shape = (min(length, leaf.buffer.shape[0]), *leaf.buffer.shape[1:])
         return jax.ShapeDtypeStruct(shape, leaf.buffer.dtype)
 
-    cut = jax.tree_util.tree_map_with_path(expected, template, is_leaf=is_ragged)
-    leaves = iter(jax.tree.leaves(as_tree(arrays, cut)))
+    cut = jax.tree_util.tree_map_with_path(shape_to_read, template, is_leaf=is_ragged)
+    leaves = iter(jax.tree.leaves(build_tree(arrays, cut)))
 
     def whole(leaf):
         sent = next(leaves)
@@ -244,17 +248,23 @@ def arrived(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Put a whole file in its place, or leave the old one."""
+    with replace_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes its place when it is whole."""
     beside = path.with_name(path.name + ".new")
     try:
-        with open(beside, "wb", opener=not_through_links) as file:
-            file.write(data)
+        with open(beside, "w+b", opener=not_through_links) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError:
+    finally:
         # Half a file would keep a full disk full.
         beside.unlink(missing_ok=True)
-        raise
     sync(path.parent)
 
 
@@ -280,71 +290,46 @@ UNKNOWN = "0" * 64
 """Takes the place of the checksum until all data is written."""
 
 
-class StackWriter:
-    """Writes models one after another; the file is whole at its place, or absent.
+@contextlib.contextmanager
+def stack_writer(
+    path: Path, template: PyTree, clients: int, metadata: Mapping[str, str]
+) -> Iterator[Callable[[PyTree], None]]:
+    """Write models one after another; the file is whole at its place, or absent.
 
     Args:
-        path: of the file; the data is written beside it and moved there at the end.
+        path: of the file.
         template: one client's model, or its shapes and dtypes.
         clients: how many models there will be.
         metadata: words about them.
+
+    Yields:
+        A function that writes the models of the next clients, stacked: leaves
+        [clients, ...].
     """
+    stacked = name_leaves(trees.shapes(template, clients))
+    header, words, written = places_of(stacked), dict(metadata), 0
+    start = len(header_bytes({**words, "sha256": UNKNOWN}, header))
+    with replace_file(path) as file:
 
-    def __init__(
-        self, path: Path, template: PyTree, clients: int, metadata: Mapping[str, str]
-    ):
-        stacked = {
-            name: jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype)
-            for name, leaf in named_leaves(template).items()
-        }
-        self._path, self._beside = path, path.with_name(path.name + ".new")
-        self._header, self._words = places_of(stacked), dict(metadata)
-        head = header_bytes({**self._words, "sha256": UNKNOWN}, self._header)
-        self._start, self._written, self._clients = len(head), 0, clients
-        self._file = open(self._beside, "w+b", opener=not_through_links)  # noqa: SIM115
+        def add(models: PyTree) -> None:
+            nonlocal written
+            leaves = {
+                name: np.asarray(one) for name, one in name_leaves(models).items()
+            }
+            for name, leaf in leaves.items():
+                begin, _ = header[name]["data_offsets"]
+                file.seek(start + begin + written * (leaf.nbytes // len(leaf)))
+                file.write(raw(leaf))
+            written += len(next(iter(leaves.values())))
 
-    def __enter__(self) -> "StackWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            self._file.close()
-            # Half a file would keep a full disk full.
-            self._beside.unlink(missing_ok=True)
-
-    def add(self, models: PyTree) -> None:
-        """Write the models of the next clients, stacked: leaves [clients, ...]."""
-        leaves = {name: np.asarray(one) for name, one in named_leaves(models).items()}
-        for name, leaf in leaves.items():
-            begin, _ = self._header[name]["data_offsets"]
-            size = leaf.nbytes // len(leaf)
-            self._file.seek(self._start + begin + self._written * size)
-            self._file.write(raw(leaf))
-        self._written += len(next(iter(leaves.values())))
-
-    def _finish(self) -> None:
-        if self._written != self._clients:
-            raise ValueError(f"{self._written} of {self._clients} models are written")
-        self._words["sha256"] = checksum(self._words, self._header, self._data())
-        self._file.seek(0)
-        self._file.write(header_bytes(self._words, self._header))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        os.replace(self._beside, self._path)
-        sync(self._path.parent)
-
-    def _data(self) -> Iterator[bytes]:
-        self._file.seek(self._start)
-        while chunk := self._file.read(CHUNK):
-            yield chunk
+        yield add
+        if written != clients:
+            raise ValueError(f"{written} of {clients} models are written")
+        file.seek(start)
+        chunks = iter(lambda: file.read(CHUNK), b"")
+        words["sha256"] = checksum(words, header, chunks)
+        file.seek(0)
+        file.write(header_bytes(words, header))
 
 
 class StackReader:
@@ -361,26 +346,16 @@ class StackReader:
                 raise WireError("not a fedblend file: it is empty")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._header, self.metadata, self._body = read_header(memoryview(mapped))
-        expected = self.metadata.pop("sha256", None)
         if size <= CHECKED_BYTES:
-            found = checksum(self.metadata, self._header, [self._body])
-            if found != expected:
-                raise WireError("data is damaged: its checksum does not match")
-        try:
+            check_sum(self.metadata, self._header, self._body)
+        self.metadata.pop("sha256", None)
+        with refuse_damage():
             (self.clients,) = {entry["shape"][0] for entry in self._header.values()}
-        except DAMAGE as error:
-            raise WireError(f"header is damaged ({type(error).__name__})") from None
 
     def model(self, client: int) -> dict[str, np.ndarray]:
         """The leaves of one client's model, by name."""
-        return {name: np.array(leaf[client]) for name, leaf in self.stacked().items()}
-
-    def stacked(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-        """The leaves of all clients, [clients, ...], in the mapped file."""
-        chosen: dict[str, Any] = self._header
-        if names is not None:
-            chosen = {name: self._header[name] for name in names}
-        try:
-            return {name: array_at(self._body, chosen[name]) for name in chosen}
-        except DAMAGE as error:
-            raise WireError(f"header is damaged ({type(error).__name__})") from None
+        with refuse_damage():
+            return {
+                name: np.array(array_at(self._body, entry)[client])
+                for name, entry in self._header.items()
+            }

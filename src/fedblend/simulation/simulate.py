@@ -29,7 +29,7 @@ from fedblend.simulation.evaluate import Evaluation, one_for_all
 from fedblend.simulation.rounds import Settings
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Cohort, Strata
-from fedblend.simulation.stores.client_store import Storage, as_storage
+from fedblend.simulation.stores.client_store import Storage, make_storage
 
 SERVER_ROWS = Instance(Shard, "a Shard of the server's rows, fb.shard_of(rows)")
 
@@ -149,7 +149,7 @@ def set_up(spec: RunSpec) -> Run:
     rounds = WHOLE("rounds", spec.rounds)
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
     every = min(COUNT("every", block), max(rounds, 1))
-    cohort = sampling.as_cohort(spec.cohort)
+    cohort = sampling.make_cohort(spec.cohort)
     cohorts = sampling.plan_cohorts(cohort, first.clients, needs.secret_cohorts)
     reduction = aggregators.reduction(spec.reduction)
     weights = sampling.client_weights(
@@ -171,12 +171,12 @@ def set_up(spec: RunSpec) -> Run:
     each = trees.size(initial.shapes) // (len(key) if own_params else 1)
     entries = each * (replicas or 1)
     splits = _splits(spec.splits, first)
-    ids = sampling.measured_ids(spec.measure_on, first.clients, key)
+    ids = sampling.choose_measured(spec.measure_on, first.clients, key)
     if spec.local is not None:
         Instance(Run, "a Run of local_only")("local", spec.local)
     if spec.local is not None and not np.array_equal(spec.local.measured_ids, ids):
         raise ValueError("local: that run measured other clients than this one does")
-    chunk, mesh = devices.shared_by(
+    chunk, mesh = devices.share_devices(
         optional(COUNT)("devices", spec.devices),
         replicas,
         optional(COUNT)("chunk", spec.chunk),
@@ -194,7 +194,7 @@ def set_up(spec: RunSpec) -> Run:
         random_size=cohort.sampling == "poisson",
     )
     used = {name: shards[name] for name in ("train", *(splits if spec.measure else ()))}
-    storage = as_storage(spec.store)
+    storage = make_storage(spec.store)
     rows = storage.open_rows(used)
     engine = Engine(
         settings,

@@ -33,7 +33,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation.result import LocalBudget
 from fedblend.simulation.run import Run
-from fedblend.simulation.sampling import measured_ids
+from fedblend.simulation.sampling import choose_measured
 from fedblend.simulation.simulate import RunSpec, set_up
 
 ROWS = {True: "validation rows", False: "a held-out fifth of the training rows"}
@@ -122,7 +122,7 @@ def train_alone(
 def spec_alone(spec: RunSpec) -> RunSpec:
     """The same run with all measured clients in every round, each for itself."""
     clients = spec.federations[0].clients
-    ids = measured_ids(spec.measure_on, clients, spec.key)
+    ids = choose_measured(spec.measure_on, clients, spec.key)
     return dataclasses.replace(
         spec,
         cohort=None if len(ids) == clients else ids,
@@ -164,7 +164,7 @@ def tune_rate(
     """
     best, seconds, keys = 1.0, 0.0, max(spec.key.size, 1)
     data = spec.federations
-    ids = measured_ids(spec.measure_on, data[0].clients, spec.key)
+    ids = choose_measured(spec.measure_on, data[0].clients, spec.key)
     ids = ids[:: -(-len(ids) // CLIENTS)]
     rounds = least_rounds(spec.rounds // SHORT)
     spec = dataclasses.replace(
@@ -183,7 +183,7 @@ def tune_rate(
         run.complete()
         seconds += _seconds(run)
         places = np.arange(len(factors) * keys).reshape(-1, keys).tolist()
-        tried = [best_of(_seen(run, metric, of)) for of in places]
+        tried = [best_of(_scores(run, metric, of)) for of in places]
         top = best_of(tried).score
         near = [look for look in tried if look.score >= top - NEAR * abs(top)]
         lowest = max(near, key=lambda look: look.second)
@@ -227,10 +227,10 @@ def _seconds(run: Run) -> float:
 def _looks(run: Run, metric: str) -> list[Look]:
     """The scores of a run after the rounds that count."""
     wanted = {0, *takewhile(lambda at: at <= run.round, looks())}
-    return [look for look in _seen(run, metric) if look.round in wanted]
+    return [look for look in _scores(run, metric) if look.round in wanted]
 
 
-def _seen(run: Run, metric: str, replicas: Iterable[int] | None = None) -> list[Look]:
+def _scores(run: Run, metric: str, replicas: Iterable[int] | None = None) -> list[Look]:
     """The scores of a run, from its records; the mean over clients and seeds.
 
     Args:

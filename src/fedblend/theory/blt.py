@@ -144,7 +144,7 @@ def sensitivity(
 
 
 @gate(strategy=STRATEGY, rounds=COUNT, momentum=PART)
-def squared_errors(strategy: Blt, rounds: int, momentum: float = 0.0) -> np.ndarray:
+def error_variances(strategy: Blt, rounds: int, momentum: float = 0.0) -> np.ndarray:
     """The variance of the noise in the model after each round, for z of variance 1.
 
     Args:
@@ -191,9 +191,9 @@ def optimal(
         return INDEPENDENT
 
     def cost(free: np.ndarray) -> float:
-        strategy = _constrained(free)
+        strategy = _constrain(free)
         moved = sensitivity(strategy, rounds, separation, participations)
-        error = squared_errors(strategy, rounds, momentum).mean()
+        error = error_variances(strategy, rounds, momentum).mean()
         return 2 * math.log(moved) + math.log(error)
 
     found = []
@@ -204,16 +204,16 @@ def optimal(
         shares = lengths**-0.5
         start = np.concatenate([-logits, np.log(shares / shares.sum())])
         found.append(minimize(cost, start, method="L-BFGS-B"))
-    best = _constrained(min(found, key=lambda one: one.fun).x)
+    best = _constrain(min(found, key=lambda one: one.fun).x)
     merged: dict[float, float] = {}
     for decay, weight in zip(best.decays, best.weights, strict=True):
-        decay = 1 - _rounded(1 - decay)
+        decay = 1 - _round(1 - decay)
         merged[decay] = merged.get(decay, 0.0) + weight
-    kept = {d: _rounded(w) for d, w in sorted(merged.items()) if w > LEAST_WEIGHT}
+    kept = {d: _round(w) for d, w in sorted(merged.items()) if w > LEAST_WEIGHT}
     return Blt(tuple(kept), tuple(kept.values()))
 
 
-def _constrained(free: np.ndarray) -> Blt:
+def _constrain(free: np.ndarray) -> Blt:
     """Decays and weights within their bounds, of numbers that have none."""
     half = len(free) // 2
     bounded = np.clip(free, -30.0, 30.0)
@@ -223,5 +223,5 @@ def _constrained(free: np.ndarray) -> Blt:
     return Blt(tuple(decays.tolist()), tuple(weights.tolist()))
 
 
-def _rounded(number: float) -> float:
+def _round(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")

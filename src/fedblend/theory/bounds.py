@@ -39,7 +39,7 @@ import numpy as np
 from fedblend.checks import POSITIVE
 from fedblend.errors import SettingError
 from fedblend.theory import constants, steps
-from fedblend.theory.constants import MixtureConstants, Smoothness, squared_alpha
+from fedblend.theory.constants import MixtureConstants, Smoothness, alpha_squares
 from fedblend.theory.steps import feedback_weight
 
 
@@ -153,12 +153,12 @@ def accelerated(known: MixtureConstants) -> Bound:
     """
     if known.L_alpha == 0:
         return Bound(0.0, 0.0, 0.0, 0.0)
-    start = one_shot(known) * accelerated_excess(known)
+    start = one_shot(known) * acceleration_excess(known)
     root = math.sqrt(known.mu_alpha / known.L_alpha)
     return Bound(start, 1 - root, 0.0, one_shot(known))
 
 
-def accelerated_excess(known: MixtureConstants) -> float:
+def acceleration_excess(known: MixtureConstants) -> float:
     """``2/(q (1 + q))``: the bound of acceleration over f~(x_avg) - min f~."""
     steps.require_strongly_convex(known.alpha, known.smoothness, "accelerated")
     root = math.sqrt(known.mu_alpha / known.L_alpha) if known.L_alpha > 0 else 1.0
@@ -230,13 +230,13 @@ def certify(objective: float, gradient_norm: float, mu: float) -> Certificate:
     return Certificate(objective, gradient_norm, gap)
 
 
-def weighted_mu(alpha, known: Smoothness, weights: np.ndarray) -> float:
+def mean_mu(alpha, known: Smoothness, weights: np.ndarray) -> float:
     """``sum w_i alpha_i^2 mu_i / sum w_i``, which is mu_alpha where weights are equal.
 
     The strong convexity of ``sum w_i f_i(alpha_i x + (1-alpha_i) x_i) / sum w_i``.
     """
     return float(
-        np.average(squared_alpha(alpha, known) * known.convex, weights=weights)
+        np.average(alpha_squares(alpha, known) * known.convex, weights=weights)
     )
 
 

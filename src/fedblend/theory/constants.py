@@ -220,7 +220,7 @@ def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> MixtureConstants
         personal: the pure local models x_i: a matrix [clients, dim], or a tree of
             arrays with a leading axis of clients.
     """
-    alpha = per_client("alpha", alpha, len(smoothness.smooth), ALPHA)
+    alpha = client_values("alpha", alpha, len(smoothness.smooth), ALPHA)
     models = stack_models(personal)
     if len(models) != len(alpha):
         raise ValueError(f"personal: {len(models)} models for {len(alpha)} clients")
@@ -235,7 +235,7 @@ def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> MixtureConstants
     )
 
 
-def per_client(
+def client_values(
     name: str, value, clients: int, rule: Number = ANY_BY_CLIENT
 ) -> np.ndarray:
     """One float64 for every client, [clients], from one number or one for each."""
@@ -254,13 +254,13 @@ def stack_models(personal: PyTree) -> np.ndarray:
 
 def L_alpha(alpha, smoothness: Smoothness) -> float:
     """``mean alpha_i^2 L_i``, the smoothness of f~ (Proposition 2)."""
-    squared = squared_alpha(alpha, smoothness)
+    squared = alpha_squares(alpha, smoothness)
     return float(squared @ smoothness.smooth) / len(squared)
 
 
 def mu_alpha(alpha, smoothness: Smoothness) -> float:
     """``mean alpha_i^2 mu_i``, the strong convexity of f~ (Proposition 2)."""
-    squared = squared_alpha(alpha, smoothness)
+    squared = alpha_squares(alpha, smoothness)
     return float(squared @ smoothness.convex) / len(squared)
 
 
@@ -270,14 +270,14 @@ def together(alpha, smoothness: Smoothness) -> Smoothness:
     return smoothness._replace(smooth=np.array([smooth]), convex=np.array([convex]))
 
 
-def squared_alpha(alpha, smoothness: Smoothness) -> np.ndarray:
+def alpha_squares(alpha, smoothness: Smoothness) -> np.ndarray:
     """``alpha_i^2`` of every client."""
-    return per_client("alpha", alpha, len(smoothness.smooth), ALPHA) ** 2
+    return client_values("alpha", alpha, len(smoothness.smooth), ALPHA) ** 2
 
 
 def smoothness_of_parts(alpha, smoothness: Smoothness) -> np.ndarray:
     """``l_i = alpha_i^2 L_i``, the smoothness of every f~_i."""
-    return squared_alpha(alpha, smoothness) * smoothness.smooth
+    return alpha_squares(alpha, smoothness) * smoothness.smooth
 
 
 def weights(alpha, smoothness: Smoothness) -> np.ndarray:

@@ -88,8 +88,8 @@ from fedblend.theory.bounds import Bound, one_shot, start_distance
 from fedblend.theory.constants import (
     MixtureConstants,
     Smoothness,
+    alpha_squares,
     smoothness_of_parts,
-    squared_alpha,
 )
 from fedblend.theory.steps import KNOWN
 
@@ -132,13 +132,13 @@ def scafflix(
         steps: 1/p; None for about ``sqrt(max L_i/mu_i)``, half of that if longer.
         longer: rates ``2/(L_i + mu_i)``, the longest that c allows.
     """
-    shares = squared_alpha(alpha, smoothness) > 0
+    shares = alpha_squares(alpha, smoothness) > 0
     _positive(float(shares.max()), scafflix, "alpha of some client")
     rates = scafflix_rates(smoothness.smooth, smoothness.convex, longer)
     own, smooth, convex = (of[shares] for of in (rates, *smoothness[:2]))
     _positive(float(convex.min()), scafflix, "convexity of every f_i")
     usual = math.sqrt(1 / float((own * convex).min()))
-    return _chosen(rates, min(map(_shrinks, own, smooth, convex)), 1.0, steps or usual)
+    return _choose(rates, min(map(_shrinks, own, smooth, convex)), 1.0, steps or usual)
 
 
 @gate(
@@ -168,7 +168,7 @@ def locodl(
         moved: what moves from every f~_i to g; None for half of the smallest m_i.
     """
     parts = smoothness_of_parts(alpha, smoothness)
-    convex = squared_alpha(alpha, smoothness) * smoothness.convex
+    convex = alpha_squares(alpha, smoothness) * smoothness.convex
     least = _positive(float(convex.min()), locodl, "convexity of every f_i mixed")
     own = least / 2 if moved is None else moved
     if not own < least:
@@ -178,7 +178,7 @@ def locodl(
     smallest = _positive(min(least - own, own), locodl, "convexity of g")
     rate, dual = 2 / (largest + smallest), locodl_scales(omega, len(parts), masks)[1]
     rates, primal = np.full(len(parts), rate), _shrinks(rate, largest, smallest)
-    return _chosen(rates, primal, dual, steps)._replace(moved=own)
+    return _choose(rates, primal, dual, steps)._replace(moved=own)
 
 
 def scafflix_rates(smooth: Any, convex: Any, longer: bool) -> Any:
@@ -224,7 +224,7 @@ def compressed_scaffnew(
         steps: 1/p; None for about ``sqrt(kappa s/n)``, where c is P^2.
     """
     parts = smoothness_of_parts(alpha, smoothness)
-    convex = squared_alpha(alpha, smoothness) * smoothness.convex
+    convex = alpha_squares(alpha, smoothness) * smoothness.convex
     what = "convexity of every f_i mixed"
     least = _positive(float(convex.min()), compressed_scaffnew, what)
     rate = 2 / (float(parts.max()) + least)
@@ -232,7 +232,7 @@ def compressed_scaffnew(
         _shrinks(rate, float(parts.max()), least),
         dealt_scales(len(parts), copies)[1],
     )
-    return _chosen(np.full(len(parts), rate), primal, dual, steps)
+    return _choose(np.full(len(parts), rate), primal, dual, steps)
 
 
 def dealt_scales(clients: int, copies: int) -> tuple[float, float]:
@@ -245,16 +245,16 @@ def dealt_scales(clients: int, copies: int) -> tuple[float, float]:
     return eta, eta * part
 
 
-def _chosen(
+def _choose(
     rates: np.ndarray, primal: float, dual: float, steps: float | None
 ) -> LocalTraining:
     """With the whole number of steps nearest to the best, if none is given."""
     whole = max(round(steps or math.sqrt(dual / primal)), 1)
-    factor = 1 - per_round(1 / whole, math.sqrt(dual) / whole, primal)
+    factor = 1 - round_contraction(1 / whole, math.sqrt(dual) / whole, primal)
     return LocalTraining(rates, whole, factor, dual)
 
 
-def per_round(p: float, dual: float, primal: float) -> float:
+def round_contraction(p: float, dual: float, primal: float) -> float:
     """d: a round multiplies the expected Psi by at most 1 - d.
 
     Args:

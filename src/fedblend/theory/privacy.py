@@ -184,7 +184,7 @@ class Guarantee(NamedTuple):
     rounds=WHOLE,
     delta=CHANCE,
 )
-def spent(
+def cohort_cost(
     *,
     noise: float,
     cohort: int,
@@ -197,7 +197,7 @@ def spent(
     """The privacy that rounds of ``dp_fedavg`` cost a client.
 
     Needs the extra ``private``. For cohorts drawn anew in every round; see
-    ``spent_by_tree`` for epochs.
+    ``tree_cost`` for epochs.
 
     Args:
         noise: z, of the sum in units of the clip; with a quantile, of both together.
@@ -223,15 +223,15 @@ def spent(
             "privacy: needs dp-accounting: pip install 'fedblend[private]'"
         )
     if random:
-        return _spent_by_poisson(noise, cohort, clients, rounds, delta, adjacency)
+        return _poisson_cost(noise, cohort, clients, rounds, delta, adjacency)
     epsilon = gaussian_epsilon(rounds * (MOVES[adjacency] / noise) ** 2, delta)
     if cohort < clients:
         run = noise / MOVES["replace_one"], cohort, clients, rounds, delta
         epsilon = min(
             epsilon,
-            by_loss_distribution(*run),
-            _by_renyi_divergence(*run),
-            *[by_loss_distribution(*run, zeros=True)] * (adjacency == "zero_out"),
+            distribution_epsilon(*run),
+            _renyi_epsilon(*run),
+            *[distribution_epsilon(*run, zeros=True)] * (adjacency == "zero_out"),
         )
     return Guarantee(float(epsilon), delta, adjacency)
 
@@ -244,7 +244,7 @@ def spent(
     epoch=optional(COUNT),
     runs=COUNT,
 )
-def spent_by_tree(
+def tree_cost(
     *,
     noise: float,
     tree: int,
@@ -295,7 +295,7 @@ def spent_by_tree(
     participations=optional(COUNT),
     runs=COUNT,
 )
-def spent_by_blt(
+def blt_cost(
     *,
     noise: float,
     strategy: Blt,
@@ -342,7 +342,7 @@ def _nodes(rounds: int, epoch: int, tree: int) -> int:
     return whole * tree.bit_length() + min(rest, tree).bit_length()
 
 
-def _spent_by_poisson(
+def _poisson_cost(
     noise: float, cohort: int, clients: int, rounds: int, delta: float, adjacency: str
 ) -> Guarantee:
     """Epsilon with delta less the chance of cohorts without room.
@@ -368,10 +368,10 @@ def _spent_by_poisson(
     return Guarantee(None, delta, adjacency, reason)
 
 
-def _by_renyi_divergence(
+def _renyi_epsilon(
     noise: float, cohort: int, clients: int, rounds: int, delta: float
 ) -> float:
-    """As ``by_loss_distribution``, by the Rényi bound."""
+    """As ``distribution_epsilon``, by the Rényi bound."""
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
@@ -383,7 +383,7 @@ def _by_renyi_divergence(
     return accountant.get_epsilon(delta)
 
 
-def by_loss_distribution(
+def distribution_epsilon(
     noise: float,
     cohort: int,
     clients: int,

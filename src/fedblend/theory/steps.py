@@ -121,15 +121,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.checks import ALPHA, NOT_NEGATIVE, Instance, Number, by_client, gate
+from fedblend.checks import ALPHA, NOT_NEGATIVE, Instance, Number, each_client, gate
 from fedblend.errors import UserError
 from fedblend.theory.constants import (
     L_alpha,
     Smoothness,
+    alpha_squares,
+    client_values,
     mu_alpha,
-    per_client,
     smoothness_of_parts,
-    squared_alpha,
 )
 
 KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
@@ -141,13 +141,13 @@ def dgd(alpha, smoothness: Smoothness) -> float:
     return _inverse(L_alpha(alpha, smoothness))
 
 
-def at_alpha(step: float, alpha: Any) -> Any:
+def scale_step(step: float, alpha: Any) -> Any:
     """``step/alpha^2``: what a step for alpha = 1 becomes at one other alpha for all.
 
     All steps of this module are like that, so that alpha may be a traced number, as in
     ``tune``. At alpha = 0, where nothing moves, it is the step itself.
 
-    >>> at_alpha(0.5, 0.25).item()
+    >>> scale_step(0.5, 0.25).item()
     8.0
     """
     return step / jnp.where(alpha > 0, jnp.square(alpha), 1.0)
@@ -298,7 +298,7 @@ def variances(omega, clients: int) -> np.ndarray:
     """The omega of every client, which must be that of an unbiased compressor."""
     if omega is None:
         raise UserError("omega", omega, "a variance: theory is for unbiased ones")
-    return per_client("omega", omega, clients, by_client(NOT_NEGATIVE))
+    return client_values("omega", omega, clients, each_client(NOT_NEGATIVE))
 
 
 def least_contraction(delta, clients: int) -> float:
@@ -306,7 +306,7 @@ def least_contraction(delta, clients: int) -> float:
     if delta is None:
         raise UserError("delta", delta, "a contraction: theory is for those that do")
     rule = Number(above=0, most=1, clients=True)
-    return float(per_client("delta", delta, clients, rule).min())
+    return float(client_values("delta", delta, clients, rule).min())
 
 
 def memory_rates(omega, clients: int, memory_rate=None) -> np.ndarray:
@@ -314,7 +314,7 @@ def memory_rates(omega, clients: int, memory_rate=None) -> np.ndarray:
     limit = 1 / (variances(omega, clients) + 1)
     if memory_rate is None:
         return limit
-    rates = per_client("memory_rate", memory_rate, clients)
+    rates = client_values("memory_rate", memory_rate, clients)
     wrong = np.flatnonzero(~((rates > 0) & (rates <= limit * (1 + 1e-12))))
     if wrong.size:
         at = wrong[0]
@@ -327,7 +327,7 @@ def memory_rates(omega, clients: int, memory_rate=None) -> np.ndarray:
 
 def require_strongly_convex(alpha, smoothness: Smoothness, name: str) -> None:
     """Refuse a mixture with mu_alpha = 0, unless all alpha are 0."""
-    squared = squared_alpha(alpha, smoothness)
+    squared = alpha_squares(alpha, smoothness)
     if squared.any() and mu_alpha(alpha, smoothness) <= 0:
         raise ValueError(f"{name}: needs strong convexity, but mu_alpha is 0")
 

@@ -77,7 +77,7 @@ def warn_of_feedback(instead: str, compressor: str, transform: str) -> None:
         warnings.warn(adds_up(instead, transform), stacklevel=4)
 
 
-def without_warning(algorithm: Algorithm) -> Algorithm:
+def silence_feedback(algorithm: Algorithm) -> Algorithm:
     """The algorithm for a transform that is built again in every round."""
     return algorithm._replace(needs=algorithm.needs._replace(feedback=""))
 
@@ -100,21 +100,21 @@ def is_linear(step: Callable, delta: PyTree) -> bool:
         delta: the mean step, of which only the shapes matter.
     """
 
-    def reached(delta):
+    def move_leaves(delta):
         down, server = step(delta)
         leaves = jax.tree.leaves((down.shared, server))
         return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
-    after = jax.eval_shape(reached, delta)
+    after = jax.eval_shape(move_leaves, delta)
     try:
-        jax.eval_shape(jax.linear_transpose(reached, delta), after)
+        jax.eval_shape(jax.linear_transpose(move_leaves, delta), after)
     except Exception:
         # JAX transposes linear functions alone; which error it raises does not matter.
         return False
     return True
 
 
-def with_inner_state(algorithm: Algorithm) -> Algorithm:
+def wrap_inner_state(algorithm: Algorithm) -> Algorithm:
     """The algorithm for clients whose state holds its own state as ``inner``.
 
     Covers ``personal``, ``ask`` and ``info``; the transform replaces the others.
@@ -130,14 +130,14 @@ def with_inner_state(algorithm: Algorithm) -> Algorithm:
     )
 
 
-def with_common_seed(
-    algorithm: Algorithm, seeded: Callable[[jax.Array], Algorithm], name: str
+def share_seed(
+    algorithm: Algorithm, build: Callable[[jax.Array], Algorithm], name: str
 ) -> Algorithm:
     """The algorithm whose clients use, in every round, a seed that all of them know.
 
     Args:
         algorithm: the server's half, which needs no seed.
-        seeded: from the seed of a round, the data of a key, to the clients' half.
+        build: from the seed of a round, the data of a key, to the clients' half.
         name: of the random keys and of the seed in a message; another word would draw
             other seeds.
     """
@@ -151,14 +151,14 @@ def with_common_seed(
         return send_seed(down, key), server
 
     def client(down, client, shard, key):
-        return seeded(down.extra[name]).client(down, client, shard, key)
+        return build(down.extra[name]).client(down, client, shard, key)
 
     def server(aggregate, down, server, central, key):
         down, server = algorithm.server(aggregate, down, server, central, key)
         return send_seed(down, key), server
 
     def decode(up, sender):
-        return seeded(sender.down.extra[name]).wire.decode(up, sender)
+        return build(sender.down.extra[name]).wire.decode(up, sender)
 
     wire = algorithm.wire._replace(decode=decode)
     return algorithm._replace(start=start, client=client, server=server, wire=wire)

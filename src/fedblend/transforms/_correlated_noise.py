@@ -34,7 +34,7 @@ class NoisyServer(NamedTuple):
     noise: PyTree
 
 
-def with_noisy_sums(
+def noise_sums(
     algorithm: Algorithm,
     transform: str,
     *,

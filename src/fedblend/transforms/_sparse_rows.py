@@ -17,6 +17,7 @@ import numpy as np
 
 from fedblend.core import PyTree, Ragged
 from fedblend.data.federated import FederatedData
+from fedblend.trees import leaves_by_path, map_with_path
 
 _NO_ROW = np.iinfo(np.int32).max
 
@@ -37,7 +38,7 @@ class Use(NamedTuple):
     largest: int
 
 
-def used_rows(
+def count_rows(
     federated_data: FederatedData, fields: Sequence[str], always: int = 0
 ) -> Use:
     """How many rows each client's training examples name in these fields.
@@ -48,7 +49,7 @@ def used_rows(
         always: number of first rows that count for every client.
     """
     train = federated_data.train
-    known = named(train.examples)
+    known = leaves_by_path(train.examples)
     columns = []
     for field in fields:
         if field not in known:
@@ -85,33 +86,22 @@ def entries_touched(
     number is ``trees.size(params)`` for all. Arguments as for ``fedselect``.
     """
     total = np.zeros(federated_data.clients, np.int64)
-    for name, leaf in named(params).items():
+    for name, leaf in leaves_by_path(params).items():
         if name in rows:
-            use = used_rows(federated_data, rows[name], always)
+            use = count_rows(federated_data, rows[name], always)
             total += use.counts * prod(leaf.shape[1:])
         else:
             total += leaf.size
     return total
 
 
-def named(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """The leaves of a tree by their paths."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
-    return {_name(path): leaf for path, leaf in leaves}
-
-
-def at(others: Mapping[str, Any], function: Callable, tree: PyTree) -> PyTree:
+def change(others: Mapping[str, Any], function: Callable, tree: PyTree) -> PyTree:
     """The tree with ``function(leaf, others[name])`` at the leaves of these names."""
 
-    def change(path, leaf):
-        name = _name(path)
+    def change_leaf(name, leaf):
         return function(leaf, others[name]) if name in others else leaf
 
-    return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_picked)
-
-
-def _name(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    return map_with_path(change_leaf, tree, is_leaf=is_picked)
 
 
 def is_picked(node: Any) -> bool:
@@ -138,28 +128,28 @@ def places(column: jax.Array, numbers: Ragged) -> jax.Array:
 def gather(table: jax.Array, numbers: Ragged) -> Picked:
     """These rows of a table, then zeros."""
     rows = table.at[numbers.buffer].get(mode="fill", fill_value=0)
-    return _packed(rows, numbers.used, table.shape)
+    return _pack(rows, numbers.used, table.shape)
 
 
-def opened(node: Any) -> Any:
+def open_picked(node: Any) -> Any:
     """The rows as a small table, if this is a ``Picked``."""
     if not is_picked(node):
         return node
     return node.values.buffer.reshape(-1, *node.shape[1:])
 
 
-def closed(rows: jax.Array, picked: Any) -> Any:
+def close_rows(rows: jax.Array, picked: Any) -> Any:
     """Rows of a small table as they are sent, if they came in a ``Picked``."""
     if not is_picked(picked):
         return rows
     width = max(prod(picked.shape[1:]), 1)
-    return _packed(rows, picked.values.used // width, picked.shape)
+    return _pack(rows, picked.values.used // width, picked.shape)
 
 
 def scatter(picked: Picked, numbers: Ragged) -> jax.Array:
     """The whole array, with zeros in the other rows."""
     whole = jnp.zeros(picked.shape, picked.values.buffer.dtype)
-    return whole.at[_own(numbers)].set(opened(picked), mode="drop")
+    return whole.at[_own(numbers)].set(open_picked(picked), mode="drop")
 
 
 def lacking(size: int, numbers: Ragged) -> jax.Array:
@@ -173,5 +163,5 @@ def _own(numbers: Ragged) -> jax.Array:
     return jnp.where(place < numbers.used, numbers.buffer, _NO_ROW)
 
 
-def _packed(rows: jax.Array, used: jax.Array, shape: tuple[int, ...]) -> Picked:
+def _pack(rows: jax.Array, used: jax.Array, shape: tuple[int, ...]) -> Picked:
     return Picked(Ragged(rows.reshape(-1), used * prod(shape[1:])), tuple(shape))

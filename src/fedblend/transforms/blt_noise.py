@@ -33,11 +33,11 @@ from fedblend.transforms.noise import (
     NO_NAME,
     add_noise,
     add_on_grid,
+    call_host,
     entries,
     new_name,
     new_secret,
     normal_of,
-    on_host,
 )
 
 MAX_BYTES = 2**32
@@ -94,7 +94,7 @@ def add_blt_noise(
         return _add_from_seed(tree, std, state, strategy, round, key)
     leaves, structure = jax.tree.flatten(tree)
     correlate = partial(_correlate, strategy)
-    name, *noisy = on_host(correlate, [state], leaves, state, round, counts, std)
+    name, *noisy = call_host(correlate, [state], leaves, state, round, counts, std)
     return jax.tree.unflatten(structure, noisy), name
 
 
@@ -106,34 +106,31 @@ def _add_from_seed(
     round: jax.Array,
     key: Key,
 ) -> tuple[PyTree, Buffers]:
-    def one(values, key):
-        kept = jax.tree.map(partial(_weighted, strategy), values)
-        noise = add_noise(trees.scale(-1.0, kept), std, key)
-        return noise, jax.tree.map(partial(_decayed, strategy), values, noise)
+    def weigh(buffers):
+        return jnp.tensordot(jnp.asarray(strategy.weights, buffers.dtype), buffers, 1)
 
-    def missed(number, so_far):
+    def decay(buffers, noise):
+        decays = jnp.asarray(strategy.decays, buffers.dtype)
+        return decays.reshape(-1, *[1] * noise.ndim) * buffers + noise[None]
+
+    def one(values, key):
+        kept = jax.tree.map(weigh, values)
+        noise = add_noise(trees.scale(-1.0, kept), std, key)
+        return noise, jax.tree.map(decay, values, noise)
+
+    def add_missed(number, so_far):
         total, values = so_far
         noise, values = one(values, keys.at(key, "missed", number))
-        return added(total, noise), values
+        return add_given(total, noise), values
 
-    def added(total, noise):
+    def add_given(total, noise):
         """Where clients send nothing, noise is kept and not added."""
         return trees.add(total, trees.where_given(total, noise))
 
     begin = (tree, state.values)
-    total, values = jax.lax.fori_loop(state.round, round, missed, begin)
+    total, values = jax.lax.fori_loop(state.round, round, add_missed, begin)
     noise, values = one(values, key)
-    return added(total, noise), Buffers(values, round + 1)
-
-
-def _weighted(strategy: Blt, buffers: jax.Array) -> jax.Array:
-    weights = jnp.asarray(strategy.weights, buffers.dtype)
-    return jnp.tensordot(weights, buffers, axes=1)
-
-
-def _decayed(strategy: Blt, buffers: jax.Array, noise: jax.Array) -> jax.Array:
-    decays = jnp.asarray(strategy.decays, buffers.dtype)
-    return decays.reshape(-1, *[1] * noise.ndim) * buffers + noise[None]
+    return add_given(total, noise), Buffers(values, round + 1)
 
 
 class _Kept(NamedTuple):

@@ -46,7 +46,7 @@ from fedblend.batches import per_client
 from fedblend.checks import MASK, Number, words
 from fedblend.core import Algorithm, Key, PyTree, is_ragged
 from fedblend.registry import transform
-from fedblend.transforms._compose import delta_of, with_inner_state
+from fedblend.transforms._compose import delta_of, wrap_inner_state
 
 FACTORS = {"negate": 1.0, "scale": 10.0, "noise": 1.0, "inner_product": 1.0}
 """The attacks by name, and how strong they are by default."""
@@ -80,17 +80,17 @@ def byzantine(
     """
     strength = FACTORS[attack] if factor is None else factor
 
-    def sent(honest, changed, shard):
+    def choose(honest, changed, shard):
         return trees.select(per_client(attackers, shard), changed, honest)
 
     def enroll(params, shard, key):
         join, state = algorithm.enroll(params, shard, key)
-        return sent(join, _changed(attack, strength, join, key), shard), state
+        return choose(join, _change(attack, strength, join, key), shard), state
 
     def client(down, client, shard, key):
         up, after = algorithm.client(down, client, shard, key)
         honest = up._replace(delta=delta_of(up, "byzantine"), step_sum=None)
-        up_sent = sent(honest, _changed(attack, strength, honest, key), shard)
+        up_sent = choose(honest, _change(attack, strength, honest, key), shard)
         return up_sent._replace(step_sum=up.step_sum), after
 
     def remember(params, shard, key):
@@ -104,15 +104,15 @@ def byzantine(
         against = trees.scale(-strength, trees.subtract(now, client.last))
         against = trees.where_given(delta, against)
         after = ByzantineClient(inner, now)
-        return up._replace(delta=sent(delta, against, shard)), after
+        return up._replace(delta=choose(delta, against, shard)), after
 
     if attack == "inner_product":
-        inner = with_inner_state(algorithm)
+        inner = wrap_inner_state(algorithm)
         return inner._replace(enroll=remember, client=oppose)
     return algorithm._replace(enroll=enroll, client=client)
 
 
-def _changed(attack: str, factor: float, message: PyTree, key: Key) -> PyTree:
+def _change(attack: str, factor: float, message: PyTree, key: Key) -> PyTree:
     """What an attacker sends instead, which only numbers that travel are part of."""
     leaves, structure = jax.tree.flatten(message, is_leaf=is_ragged)
     draws = jax.random.split(keys.named(key, "byzantine"), max(len(leaves), 1))

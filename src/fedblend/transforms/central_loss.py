@@ -22,7 +22,7 @@ Central = Callable[[PyTree, Shard | None, Key], PyTree]
 
 
 @gate()
-def on_rows(
+def row_loss(
     loss: Loss, batch_size: Annotated[int | None, optional(COUNT)] = None
 ) -> Central:
     """A loss on the server's rows.
@@ -47,7 +47,7 @@ def on_rows(
 
 
 @gate()
-def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
+def parameter_loss(function: Callable[[PyTree], jax.Array]) -> Central:
     """A function of the parameters alone, such as a penalty of embeddings."""
 
     def central(params, rows, key):
@@ -56,7 +56,7 @@ def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
     return central
 
 
-def weighted(central: Central, weights: tuple[float, float]) -> Central:
+def weigh(central: Central, weights: tuple[float, float]) -> Central:
     """``w_c / w_f grad f_c``: the central gradient at the rates of clients.
 
     Clients descend f_f and not ``w_f f_f``, so that the central gradient has the ratio

@@ -74,12 +74,12 @@ def adaptive_clip(
     """
     check_length(algorithm, "adaptive_clip")
 
-    def with_bound(down, bound):
+    def send_bound(down, bound):
         return down._replace(extra=down.extra | {"adaptive_clip": bound})
 
     def start(params, joins, central, key):
         down, server = algorithm.start(params, joins, central, key)
-        return with_bound(down, jnp.asarray(norm, float)), server
+        return send_bound(down, jnp.asarray(norm, float)), server
 
     def client(down, client, shard, key):
         up, client = algorithm.client(down, client, shard, key)
@@ -93,7 +93,7 @@ def adaptive_clip(
         share = 0.5 + aggregate.mean.extra["adaptive_clip"]
         bound = down.extra["adaptive_clip"] * jnp.exp(-rate * (share - quantile))
         after, server = algorithm.server(aggregate, down, server, central, key)
-        return with_bound(after, bound), server
+        return send_bound(after, bound), server
 
     return algorithm._replace(
         start=start,
@@ -121,5 +121,5 @@ def clip_tree(tree: PyTree, bound: float | jax.Array) -> tuple[PyTree, jax.Array
     wide = jax.tree.map(
         lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree
     )
-    norm = jnp.sqrt(trees.squared_norm(wide))
+    norm = jnp.sqrt(trees.sum_squares(wide))
     return trees.scale(jnp.minimum(1, bound / norm), tree), norm

@@ -35,10 +35,10 @@ from fedblend.registry import transform
 from fedblend.transforms._compose import (
     delta_of,
     needs_with,
+    share_seed,
+    silence_feedback,
     warn_of_feedback,
-    with_common_seed,
-    with_inner_state,
-    without_warning,
+    wrap_inner_state,
 )
 
 
@@ -108,10 +108,10 @@ def common_mask(
     if not compressor.masks:
         allowed = 'rand_k with one k for all, and places that are not "sent"'
         raise UserError("common_mask: compressor", compressor, allowed, compressor.name)
-    inner = without_warning(algorithm)
-    return with_common_seed(
+    inner = silence_feedback(algorithm)
+    return share_seed(
         how(algorithm, compressor),
-        lambda seed: how(inner, masks.at(compressor, seed)),
+        lambda seed: how(inner, masks.fix_places(compressor, seed)),
         masks.NAME,
     )
 
@@ -147,14 +147,14 @@ def perm_k(algorithm: Algorithm, *, clients: Count) -> Algorithm:
         clients: the number of clients, all of whom take part in every round.
     """
     warn_of_feedback(algorithm.needs.feedback, "perm_k", "perm_k")
-    inner = without_warning(algorithm)
+    inner = silence_feedback(algorithm)
 
-    def seeded(seed: jax.Array) -> Algorithm:
+    def build(seed: jax.Array) -> Algorithm:
         common = jax.random.wrap_key_data(seed)
         return compressed(inner, compress.perm_k(clients)(common))
 
     needs = needs_with(clients, algorithm, "perm_k")
-    return with_common_seed(algorithm, seeded, PURPOSE)._replace(needs=needs)
+    return share_seed(algorithm, build, PURPOSE)._replace(needs=needs)
 
 
 class Ef21Client(NamedTuple):
@@ -232,7 +232,7 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return down, Ef21Server(inner, estimate)
 
-    inner = with_inner_state(algorithm)
+    inner = wrap_inner_state(algorithm)
     return inner._replace(
         enroll=enroll,
         start=start,

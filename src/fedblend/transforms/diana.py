@@ -42,7 +42,7 @@ from fedblend.transforms._compose import (
     delta_of,
     needs_with,
     warn_of_feedback,
-    with_inner_state,
+    wrap_inner_state,
 )
 
 
@@ -95,7 +95,7 @@ def diana(
         """Whether all memories always follow at one rate, which the server knows."""
         return start == "zero" and np.ndim(rates(dim)) == 0
 
-    def decoded(encoded, whole, key, client):
+    def decode_step(encoded, whole, key, client):
         """The decoded difference d_i, and the memory's step b_i d_i."""
         change = decode(compressor, encoded, key, "diana", client)
         own = entry_of(rates(encoded.layout.size), client)
@@ -124,14 +124,14 @@ def diana(
             vector, _ = trees.ravel(change)
             used = jnp.where(new, vector.size, 0).astype(jnp.int32)
             whole, new = Ragged(jnp.where(new, vector, 0), used), jnp.zeros((), bool)
-        _, step = decoded(encoded, whole, key, shard.id)
+        _, step = decode_step(encoded, whole, key, shard.id)
         after = DianaClient(inner, trees.add_where_given(client.memory, step), new)
         extra = up.extra | {"diana": whole}
         return up._replace(delta=encoded, extra=extra), after
 
     def undo(up, sender):
         whole, dim = up.extra["diana"], up.delta.layout.size
-        change, step = decoded(up.delta, whole, sender.key, sender.id)
+        change, step = decode_step(up.delta, whole, sender.key, sender.id)
         inner = algorithm.wire.decode(up._replace(delta=change), sender)
         return inner._replace(
             extra=inner.extra | {"diana": () if one_rate(dim) else step}
@@ -150,7 +150,7 @@ def diana(
         return down, DianaServer(inner, memory)
 
     needs = needs_with(compressor.clients, algorithm, "diana")
-    inner = with_inner_state(algorithm)
+    inner = wrap_inner_state(algorithm)
     return inner._replace(
         enroll=enroll,
         start=begin,

@@ -27,7 +27,7 @@ from fedblend import trees
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree
 from fedblend.registry import transform
-from fedblend.transforms._compose import warn_of_feedback, with_inner_state
+from fedblend.transforms._compose import warn_of_feedback, wrap_inner_state
 
 
 class DownlinkClient(NamedTuple):
@@ -76,13 +76,13 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         extra = dict(message.extra)
         return message._replace(shared=extra.pop("downlink"), extra=extra)
 
-    def updated(down, client) -> Down:
+    def follow(down, client) -> Down:
         """The message with the client's new copy of the model."""
         known = trees.add(client.known, decode(compressor, down.shared))
         return down._replace(shared=known)
 
     def client(down, client, shard, key):
-        down = updated(down, client)
+        down = follow(down, client)
         up, inner = algorithm.client(down, client.inner, shard, key)
         return up, DownlinkClient(inner, down.shared)
 
@@ -91,14 +91,14 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return broadcast(down, known, key), DownlinkServer(inner, down.shared)
 
-    inner = with_inner_state(algorithm)
+    inner = wrap_inner_state(algorithm)
     return inner._replace(
         enroll=enroll,
         start=start,
         client=client,
         server=server,
         personal=lambda down, client, shard, key: algorithm.personal(
-            updated(down, client), client.inner, shard, key
+            follow(down, client), client.inner, shard, key
         ),
         wire=inner.wire._replace(tell=tell),
         needs=algorithm.needs._replace(everyone=True, mean=True),

@@ -15,7 +15,7 @@ and the wrapped server takes delta as the mean update. The noise in FedAvg's mod
 sum of all w so far, is less than that of independent noise at equal privacy, and less
 than a tree's: the strategy is optimal for the number of rounds, for how many rounds
 lie between two updates of a client, and for the server's momentum. Without buffers it
-is ``dp_fedavg``. ``theory.privacy.spent_by_blt`` computes the cost, which depends on
+is ``dp_fedavg``. ``theory.privacy.blt_cost`` computes the cost, which depends on
 how often clients take part and how far apart, whatever the strategy was made for.
 
 The buffers stay in the memory of the process, see ``blt_noise``. A run that is resumed
@@ -42,7 +42,7 @@ from fedblend.checks import (
 from fedblend.core import Algorithm
 from fedblend.registry import transform
 from fedblend.theory.blt import STRATEGY, Blt
-from fedblend.transforms._correlated_noise import with_noisy_sums
+from fedblend.transforms._correlated_noise import noise_sums
 from fedblend.transforms.blt_noise import add_blt_noise, first_buffers
 from fedblend.transforms.noise import SOURCES
 
@@ -84,7 +84,7 @@ def dp_blt(
             key=own,
         )
 
-    return with_noisy_sums(
+    return noise_sums(
         algorithm,
         "dp_blt",
         clip=clip,

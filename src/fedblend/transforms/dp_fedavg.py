@@ -94,7 +94,7 @@ def dp_fedavg(
     else:
         usual = cohort / 20 if noise else 0.0
         counted = usual if count_noise is None else count_noise
-        spread = shared_noise(noise, counted)
+        spread = split_noise(noise, counted)
         inner = adaptive_clip(plain, clip, quantile=quantile, rate=rate)
 
     def server(aggregate, down, server, central, key):
@@ -118,17 +118,12 @@ def dp_fedavg(
             uniform=True,
             weights="uniform",
             cohort=cohort,
-            secret_cohorts=noise_from == "system" and not is_zero(noise),
+            secret_cohorts=noise_from == "system" and (is_traced(noise) or noise > 0),
         ),
     )
 
 
-def is_zero(noise: float) -> bool:
-    """Whether no noise is asked for; a number that is traced may be any."""
-    return not is_traced(noise) and noise == 0
-
-
-def shared_noise(noise: float, count_noise: float) -> float:
+def split_noise(noise: float, count_noise: float) -> float:
     """z_d: the noise of the sum with which sum and count together are as private as z.
 
     Args:

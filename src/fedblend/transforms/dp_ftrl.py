@@ -50,9 +50,9 @@ from fedblend.checks import (
     Positive,
     words,
 )
-from fedblend.core import Algorithm, Key, PyTree
+from fedblend.core import Algorithm, PyTree
 from fedblend.registry import transform
-from fedblend.transforms._correlated_noise import with_noisy_sums
+from fedblend.transforms._correlated_noise import noise_sums
 from fedblend.transforms.noise import NO_NAME, SOURCES, add_noise, add_tree_noise
 
 
@@ -86,11 +86,12 @@ def dp_ftrl(
     def add(delta, nodes, round, counts, key):
         number, place = jnp.divmod(round, tree)
         if noise_from == "seed":
-            nodes = _seed(nodes, key)
-            return _from_seed(delta, std, nodes, number, place), nodes
+            drawn = jax.random.bits(keys.named(key, "tree"), (2,), jnp.uint32)
+            nodes = jnp.where(nodes.any(), nodes, drawn)  # the first round draws it
+            return _add_seed_noise(delta, std, nodes, number, place), nodes
         return add_tree_noise(delta, std, nodes, number, counts)
 
-    return with_noisy_sums(
+    return noise_sums(
         algorithm,
         "dp_ftrl",
         clip=clip,
@@ -100,13 +101,7 @@ def dp_ftrl(
     )
 
 
-def _seed(seed: jax.Array, key: Key) -> jax.Array:
-    """The seed of all trees, which the first round draws."""
-    drawn = jax.random.bits(keys.named(key, "tree"), (2,), jnp.uint32)
-    return jnp.where(seed.any(), seed, drawn)
-
-
-def _from_seed(
+def _add_seed_noise(
     delta: PyTree, std: float, seed: jax.Array, number: jax.Array, place: jax.Array
 ) -> PyTree:
     """The delta plus ``N_s - N_(s-1)`` for s = place + 1, of nodes with this std.

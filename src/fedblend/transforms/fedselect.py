@@ -54,6 +54,7 @@ from fedblend.registry import transform
 from fedblend.transforms import _sparse_rows as sparse_rows
 from fedblend.transforms._compose import delta_of
 from fedblend.transforms._sparse_rows import entries_touched as entries_touched
+from fedblend.trees import leaves_by_path
 
 
 @transform(encodes=True)
@@ -76,8 +77,8 @@ def fedselect(
         always: number of first rows that every client gets, whose numbers stay.
     """
     uses = {
-        name: sparse_rows.used_rows(federated_data, fields, always)
-        for name, fields in _grouped(rows).items()
+        name: sparse_rows.count_rows(federated_data, fields, always)
+        for name, fields in _group_fields(rows).items()
     }
     return select_within(algorithm, uses, rows=rows, always=always)
 
@@ -97,19 +98,19 @@ def select_within(
         rows: fields that hold row numbers, as for ``fedselect``.
         always: number of first rows that every client gets.
     """
-    fields_of = _grouped(rows)
+    fields_of = _group_fields(rows)
     uses = {group: most[name] for name, group in fields_of.items()}
     groups = list(uses)
 
-    def requested(shard: Shard) -> tuple[Ragged, ...]:
+    def request_rows(shard: Shard) -> tuple[Ragged, ...]:
         """The rows that a client uses, for each group of fields."""
-        own = sparse_rows.named(everything(shard).rows)
+        own = leaves_by_path(everything(shard).rows)
         return tuple(
             sparse_rows.numbers_in([own[field] for field in group], use, always)
             for group, use in uses.items()
         )
 
-    def by_name(wanted: Sequence[Ragged]) -> dict[str, Ragged]:
+    def name_rows(wanted: Sequence[Ragged]) -> dict[str, Ragged]:
         return {n: wanted[groups.index(group)] for n, group in fields_of.items()}
 
     def enroll(params, shard, key):
@@ -127,7 +128,7 @@ def select_within(
         return algorithm.start(params, joins, central, key)
 
     def ask(client, shard):
-        return algorithm.wire.ask(client, shard), requested(shard)
+        return algorithm.wire.ask(client, shard), request_rows(shard)
 
     def tell(down, request):
         inner, wanted = request
@@ -136,39 +137,43 @@ def select_within(
             raise ValueError("fedselect: an encoded correction has no rows to pick")
         _refuse_tables(message.extra, message.shared, fields_of)
         shared, correction = (
-            sparse_rows.at(by_name(wanted), sparse_rows.gather, tree)
+            sparse_rows.change(name_rows(wanted), sparse_rows.gather, tree)
             for tree in (message.shared, message.correction)
         )
         return message._replace(shared=shared, correction=correction)
 
     def client(down, client, shard, key):
-        wanted, given = requested(shard), everything(shard).rows
+        wanted, given = request_rows(shard), everything(shard).rows
         numbers = {
             field: ids
             for group, ids in zip(groups, wanted, strict=True)
             for field in group
         }
-        examples = sparse_rows.at(numbers, sparse_rows.places, given)
+        examples = sparse_rows.change(numbers, sparse_rows.places, given)
         own = dataclasses.replace(
             shard, examples=examples, start=jnp.zeros_like(shard.start)
         )
-        received = sparse_rows.named(down.shared, sparse_rows.is_picked)
+        received = leaves_by_path(down.shared, sparse_rows.is_picked)
         if not all(sparse_rows.is_picked(received[name]) for name in fields_of):
             raise ValueError("fedselect: a transform around it sends whole tables")
-        small = jax.tree.map(sparse_rows.opened, down, is_leaf=sparse_rows.is_picked)
+        small = jax.tree.map(
+            sparse_rows.open_picked, down, is_leaf=sparse_rows.is_picked
+        )
         up, client = algorithm.client(small, client, own, key)
         _refuse_tables(up.extra, small.shared, fields_of)
-        corrected = not set(fields_of).isdisjoint(sparse_rows.named(small.correction))
+        corrected = not set(fields_of).isdisjoint(leaves_by_path(small.correction))
         if corrected and up.step_sum is None:
             raise ValueError(
                 "fedselect: clients of the wrapped algorithm do not take plain steps "
                 "of one rate, so that it is unknown how a correction moves the rows "
                 "they lack"
             )
-        found = _found(sparse_rows.named(given), sparse_rows.named(examples), numbers)
+        found = _has_all(leaves_by_path(given), leaves_by_path(examples), numbers)
         delta = jax.tree.map(
             # A client with more rows than planned sends nothing usable.
-            lambda leaf, row: sparse_rows.closed(jnp.where(found, leaf, jnp.nan), row),
+            lambda leaf, row: sparse_rows.close_rows(
+                jnp.where(found, leaf, jnp.nan), row
+            ),
             delta_of(up, "fedselect"),
             down.shared,
         )
@@ -181,27 +186,27 @@ def select_within(
     def decode(up, sender):
         wanted, step_sum = up.extra["fedselect"]
         own, delta = (
-            by_name(wanted),
-            sparse_rows.named(up.delta, sparse_rows.is_picked),
+            name_rows(wanted),
+            leaves_by_path(up.delta, sparse_rows.is_picked),
         )
         lack = tuple(
             sparse_rows.lacking(delta[name].shape[0], ids).astype(far.dtype) * far
             for name, ids in own.items()
             for far in jax.tree.leaves(step_sum)
         )
-        whole = sparse_rows.at(own, sparse_rows.scatter, up.delta)
+        whole = sparse_rows.change(own, sparse_rows.scatter, up.delta)
         inner = algorithm.wire.decode(up._replace(delta=whole), sender)
         return inner._replace(extra=inner.extra | {"fedselect": lack})
 
     def server(aggregate, down, server, central, key):
         lack = aggregate.mean.extra["fedselect"]
-        correction = sparse_rows.named(down.correction)
+        correction = leaves_by_path(down.correction)
         drift = {
-            name: _by_row(far, correction[name])
+            name: _scale_rows(far, correction[name])
             for name, far in zip(fields_of, lack, strict=bool(lack))
             if name in correction
         }
-        delta = sparse_rows.at(drift, jnp.subtract, aggregate.mean.delta)
+        delta = sparse_rows.change(drift, jnp.subtract, aggregate.mean.delta)
         aggregate = aggregate._replace(mean=aggregate.mean._replace(delta=delta))
         return algorithm.server(aggregate, down, server, central, key)
 
@@ -216,7 +221,7 @@ def select_within(
     )
 
 
-def _grouped(rows: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+def _group_fields(rows: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """The fields of each parameter; a field can be renumbered in one way only."""
     if not rows:
         raise ValueError("fedselect: rows names no parameter")
@@ -236,7 +241,7 @@ def _grouped(rows: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _check_rows(params: PyTree, name: str, largest: int) -> None:
-    leaves = sparse_rows.named(params)
+    leaves = leaves_by_path(params)
     if name not in leaves:
         raise ValueError(
             f"fedselect: no parameter {name!r}, there are "
@@ -252,7 +257,7 @@ def _check_rows(params: PyTree, name: str, largest: int) -> None:
 
 def _refuse_tables(extra: PyTree, shared: PyTree, names: Mapping[str, object]) -> None:
     """Refuse other tables in a message, whose rows nobody would pick; or no table."""
-    leaves = sparse_rows.named(shared)
+    leaves = leaves_by_path(shared)
     for name in names.keys() - leaves.keys():
         raise ValueError(f"fedselect: the wrapped algorithm does not send {name!r}")
     shapes = {leaves[name].shape for name in names}
@@ -264,7 +269,7 @@ def _refuse_tables(extra: PyTree, shared: PyTree, names: Mapping[str, object]) -
             )
 
 
-def _found(given, renumbered, numbers: Mapping[str, Ragged]) -> jax.Array:
+def _has_all(given, renumbered, numbers: Mapping[str, Ragged]) -> jax.Array:
     """Whether every number of the examples is among those requested."""
     checks = [
         (ids.buffer[renumbered[field]] == given[field]).all()
@@ -273,6 +278,6 @@ def _found(given, renumbered, numbers: Mapping[str, Ragged]) -> jax.Array:
     return jnp.stack(checks).all()
 
 
-def _by_row(factors: jax.Array, table: jax.Array) -> jax.Array:
+def _scale_rows(factors: jax.Array, table: jax.Array) -> jax.Array:
     spread = factors.reshape(-1, *(1,) * (table.ndim - 1))
     return spread.astype(table.dtype) * table

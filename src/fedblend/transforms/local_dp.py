@@ -79,7 +79,7 @@ def local_dp(
                 "this algorithm sends encoded updates, whose numbers clipping does not "
                 "bound"
             )
-        norm = jnp.sqrt(trees.squared_norm(up.delta))
+        norm = jnp.sqrt(trees.sum_squares(up.delta))
         factor = jnp.minimum(1.0, clip / jnp.maximum(norm, 1e-30))
         delta = trees.select(
             jnp.isfinite(norm),

@@ -75,7 +75,7 @@ from fedblend.core import Aggregate, Algorithm, Down, Key, PyTree, Shard, Up
 from fedblend.local import OPTIMIZER, Optimizer, resolve
 from fedblend.registry import transform
 from fedblend.transforms._compose import delta_of
-from fedblend.transforms.central_loss import Central, weighted
+from fedblend.transforms.central_loss import Central, weigh
 
 MERGES = {"sum": (1.0, 1.0), "average": (0.5, 0.5)}
 Merge = str | tuple[float, float]
@@ -132,7 +132,7 @@ def mixed_fl(
             clients' weights, and not by steps where these differ. For two_way only.
         compressor: compressor of the gradient that the server sends (one_way, two_way).
     """
-    g_c = weighted(central, weights)
+    g_c = weigh(central, weights)
     if how == "one_way":
         rate = merge_optimizer
         merges = merge is not None or not (isinstance(rate, float) and rate == 1)
@@ -141,12 +141,12 @@ def mixed_fl(
                 "one_way: takes no central steps and merges nothing; optimizer, merge "
                 "and merge_optimizer go with parallel and two_way"
             )
-        return _encoded_correction(_one_way(algorithm, g_c), compressor)
+        return _encode_correction(_one_way(algorithm, g_c), compressor)
     merged = _merging(merge, merge_optimizer, "sum" if how == "parallel" else "average")
     if how == "parallel":
         return _parallel(algorithm, g_c, weights, steps, optimizer, merged)
     around = _two_way(algorithm, g_c, steps, optimizer, merged, upload)
-    return _encoded_correction(around, compressor)
+    return _encode_correction(around, compressor)
 
 
 def _parallel(
@@ -175,7 +175,7 @@ def _parallel(
             "such an optimizer as merge_optimizer over a plain server"
         )
 
-    def sent(up):
+    def send(up):
         wanted = "an optimizer for the central steps"
         return Sent(_step_sum(up, wanted)) if follows else Sent()
 
@@ -194,23 +194,23 @@ def _parallel(
 
     length = algorithm.needs.length or follows
     needs = algorithm.needs._replace(length=length, gain=None)
-    return _sending(algorithm, sent)._replace(start=start, server=server, needs=needs)
+    return _sending(algorithm, send)._replace(start=start, server=server, needs=needs)
 
 
 def _one_way(algorithm: Algorithm, g_c: Central) -> Algorithm:
     """The wrapped algorithm, whose clients add the central gradient to their own."""
 
-    def augmented(down, rows, key):
+    def augment(down, rows, key):
         b = g_c(down.shared, rows, keys.named(key, "central"))
         return down._replace(correction=b)
 
     def start(params, joins, rows, key):
         down, inner = algorithm.start(params, joins, rows, key)
-        return augmented(_without_correction(down), rows, key), MixedServer(inner)
+        return augment(_require_free(down), rows, key), MixedServer(inner)
 
     def server(aggregate, down, server, rows, key):
         after, inner = algorithm.server(aggregate, down, server.inner, rows, key)
-        return augmented(after, rows, key), MixedServer(inner)
+        return augment(after, rows, key), MixedServer(inner)
 
     return _sending(algorithm, lambda up: Sent())._replace(start=start, server=server)
 
@@ -227,17 +227,22 @@ def _two_way(
     wanted = [] if upload else ["upload=True, since their gradient cannot be recovered"]
     wanted += ["an optimizer for the central steps"] if optimizer is None else []
 
-    def sent(up):
+    def send(up):
+        if upload and up.mean_gradient is None:
+            raise ValueError(
+                "mixed_fl: upload: these clients have no gradient to send (it would go "
+                "past their privacy, or they keep it to themselves)"
+            )
         return Sent(
             _step_sum(up, " and ".join(wanted)) if wanted else (),
-            _mean_gradient(up) if upload else (),
+            up.mean_gradient if upload else (),
         )
 
     def start(params, joins, rows, key):
         down, inner = algorithm.start(params, joins, rows, key)
         zeros = trees.zeros_like(down.shared)
         state = MixedServer(inner, merging.rule.init(down.shared), zeros)
-        return _without_correction(down)._replace(correction=zeros), state
+        return _require_free(down)._replace(correction=zeros), state
 
     def server(aggregate, down, server, rows, key):
         sent = aggregate.mean.extra["mixed_fl"]
@@ -247,14 +252,18 @@ def _two_way(
         b_f = server.federated_gradient
         x_c, b_c = central_steps(g_c, down.shared, rows, key, rule, steps, b_f)
         x, state = merging(down.shared, after.shared, x_c, server.merge)
-        b_f = sent.mean_gradient if upload else _recovered(aggregate, sent, down, b_f)
+        b_f = (
+            sent.mean_gradient
+            if upload
+            else _recover_gradient(aggregate, sent, down, b_f)
+        )
         # Of parameters that clients keep to themselves they send no gradient.
         b_f = trees.fill(b_f, trees.zeros_like(down.shared))
         return after._replace(shared=x, correction=b_c), MixedServer(inner, state, b_f)
 
     length = algorithm.needs.length or not upload
     needs = algorithm.needs._replace(mean=True, length=length, gain=None)
-    return _sending(algorithm, sent)._replace(start=start, server=server, needs=needs)
+    return _sending(algorithm, send)._replace(start=start, server=server, needs=needs)
 
 
 def central_steps(
@@ -323,18 +332,20 @@ def _merging(merge: Merge | None, optimizer: Optimizer, default: str) -> Merging
     return Merging(factors, resolve(optimizer, 0, 1))
 
 
-def _sending(algorithm: Algorithm, sent: Callable[[Up], Sent]) -> Algorithm:
-    """The algorithm whose clients also send ``sent(up)``, in ``extra["mixed_fl"]``."""
+def _sending(algorithm: Algorithm, send: Callable[[Up], Sent]) -> Algorithm:
+    """The algorithm whose clients also send ``send(up)``, in ``extra["mixed_fl"]``."""
 
     def client(down, client, shard, key):
         up, client = algorithm.client(down, client, shard, key)
         delta_of(up, "mixed_fl")
-        return up._replace(extra=up.extra | {"mixed_fl": sent(up)}), client
+        return up._replace(extra=up.extra | {"mixed_fl": send(up)}), client
 
     return algorithm._replace(client=client)
 
 
-def _recovered(aggregate: Aggregate, sent: Sent, down: Down, before: PyTree) -> PyTree:
+def _recover_gradient(
+    aggregate: Aggregate, sent: Sent, down: Down, before: PyTree
+) -> PyTree:
     """Equation (10): the mean gradient of clients that take plain steps of one rate.
 
     Args:
@@ -347,15 +358,6 @@ def _recovered(aggregate: Aggregate, sent: Sent, down: Down, before: PyTree) -> 
     pushed = trees.scale(-1 / jnp.where(moved, sent.step_sum, 1), aggregate.mean.delta)
     found = trees.subtract(pushed, trees.where_given(pushed, down.correction))
     return trees.select(moved, found, trees.where_given(pushed, before))
-
-
-def _mean_gradient(up: Up) -> PyTree:
-    if up.mean_gradient is None:
-        raise ValueError(
-            "mixed_fl: upload: these clients have no gradient to send (it would go "
-            "past their privacy, or they keep it to themselves)"
-        )
-    return up.mean_gradient
 
 
 def _step_sum(up: Up, wanted: str) -> jax.Array:
@@ -373,7 +375,7 @@ def _step_sum(up: Up, wanted: str) -> jax.Array:
     return up.step_sum
 
 
-def _without_correction(down: Down) -> Down:
+def _require_free(down: Down) -> Down:
     """The wrapped algorithm's first message, in which the correction must be free."""
     if down.correction is not None:
         raise ValueError(
@@ -382,33 +384,33 @@ def _without_correction(down: Down) -> Down:
     return down
 
 
-def _encoded_correction(
+def _encode_correction(
     algorithm: Algorithm, compressor: Compressor | None
 ) -> Algorithm:
     """The algorithm whose correction travels compressed, if there is a compressor."""
     if compressor is None:
         return algorithm
 
-    def encoded(down: Down, key: Key) -> Down:
+    def encode_down(down: Down, key: Key) -> Down:
         correction = encode(compressor, down.correction, key, None, "correction")
         return down._replace(correction=correction)
 
-    def decoded(down: Down) -> Down:
+    def decode_down(down: Down) -> Down:
         if down.correction is None:
             return down
         return down._replace(correction=decode(compressor, down.correction))
 
     def start(params, joins, rows, key):
         down, server = algorithm.start(params, joins, rows, key)
-        return encoded(down, key), server
+        return encode_down(down, key), server
 
     def server(aggregate, down, server, rows, key):
-        down, server = algorithm.server(aggregate, decoded(down), server, rows, key)
-        return encoded(down, key), server
+        down, server = algorithm.server(aggregate, decode_down(down), server, rows, key)
+        return encode_down(down, key), server
 
     return algorithm._replace(
         start=start,
-        client=lambda down, *rest: algorithm.client(decoded(down), *rest),
+        client=lambda down, *rest: algorithm.client(decode_down(down), *rest),
         server=server,
-        personal=lambda down, *rest: algorithm.personal(decoded(down), *rest),
+        personal=lambda down, *rest: algorithm.personal(decode_down(down), *rest),
     )

@@ -149,7 +149,7 @@ def _secret_words(tree: PyTree, count: int, told: Told | None) -> jax.Array:
 
     # One call for all clients of a step: JAX's own rule makes one for each.
     @words_of.def_vmap
-    def mapped(size, batched, tokens, entries):
+    def map_words(size, batched, tokens, entries):
         both = [
             one
             if mapped
@@ -201,13 +201,13 @@ def chacha20(key: jax.Array, first: int, blocks: int) -> jax.Array:
 def _quarter_round(a, b, c, d):
     for left, right in ((16, 12), (8, 7)):
         a = a + b
-        d = _rotated(d ^ a, left)
+        d = _rotate(d ^ a, left)
         c = c + d
-        b = _rotated(b ^ c, right)
+        b = _rotate(b ^ c, right)
     return a, b, c, d
 
 
-def _rotated(word, bits: int):
+def _rotate(word, bits: int):
     return (word << bits) | (word >> (32 - bits))
 
 
@@ -259,7 +259,7 @@ def add_tree_noise(
         counts: whether the round counts; if not, nothing changes.
     """
     leaves, structure = jax.tree.flatten(tree)
-    name, *noisy = on_host(_grow, [name], leaves, name, number, counts, std)
+    name, *noisy = call_host(_grow, [name], leaves, name, number, counts, std)
     return jax.tree.unflatten(structure, noisy), name
 
 
@@ -339,7 +339,7 @@ def new_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def on_host(
+def call_host(
     function: Callable[..., list[np.ndarray]],
     more: list[jax.Array],
     leaves: Sequence[jax.Array],

@@ -22,7 +22,6 @@ import jax
 from fedblend import trees
 from fedblend.core import Algorithm, Down
 from fedblend.registry import transform
-from fedblend.transforms._sparse_rows import named
 
 
 @transform()
@@ -38,7 +37,7 @@ def partial_correction(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     def shorten(down: Down) -> Down:
         if down.correction is None:
             return down
-        known = named(down.correction)
+        known = trees.leaves_by_path(down.correction)
         for name in names:
             if name not in known:
                 raise ValueError(

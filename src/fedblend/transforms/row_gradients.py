@@ -56,7 +56,7 @@ def row_gradient(loss: Loss, params: PyTree, row: PyTree) -> RowGradient:
     return RowGradient(slopes[0], turned)
 
 
-def squared_norm(gradient: RowGradient) -> jax.Array:
+def sum_squares(gradient: RowGradient) -> jax.Array:
     """Of the gradient of one row."""
     parts = [jnp.square(leaf).sum() for leaf in gradient.whole.values()]
     for pair in gradient.factors.values():
@@ -65,7 +65,7 @@ def squared_norm(gradient: RowGradient) -> jax.Array:
     return sum(parts, jnp.zeros(()))
 
 
-def weighted_sum(gradients: RowGradient, weights: jax.Array, params: PyTree) -> PyTree:
+def sum_weighted(gradients: RowGradient, weights: jax.Array, params: PyTree) -> PyTree:
     """Of the gradients of several rows; rows of weight 0 may have any gradient.
 
     Args:
@@ -74,16 +74,18 @@ def weighted_sum(gradients: RowGradient, weights: jax.Array, params: PyTree) -> 
         params: whose structure the sum has.
     """
 
-    def used(leaf):
+    def drop_unused(leaf):
         known = (weights != 0).reshape(-1, *[1] * (leaf.ndim - 1))
         return jnp.where(known, leaf, 0)
 
     def total(leaf):
-        return jnp.tensordot(weights.astype(leaf.dtype), used(leaf), 1)
+        return jnp.tensordot(weights.astype(leaf.dtype), drop_unused(leaf), 1)
 
     found = {at: total(leaf) for at, leaf in gradients.whole.items()}
     for at, (left, right) in gradients.factors.items():
-        found[at] = (used(left) * weights[:, None].astype(left.dtype)).T @ used(right)
+        found[at] = (
+            drop_unused(left) * weights[:, None].astype(left.dtype)
+        ).T @ drop_unused(right)
     structure = jax.tree.structure(params)
     return jax.tree.unflatten(structure, [found[at] for at in sorted(found)])
 

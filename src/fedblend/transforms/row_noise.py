@@ -42,10 +42,11 @@ from fedblend.losses import HiddenLoss
 from fedblend.transforms.noise import add_secret_noise
 from fedblend.transforms.row_gradients import (
     row_gradient,
-    squared_norm,
-    weighted_sum,
+    sum_squares,
+    sum_weighted,
 )
 
+SIDES = "left", "right"
 MOST_NUMBERS = 2**24
 """Of the gradients of single rows that are in memory at once."""
 
@@ -66,20 +67,20 @@ class RowNoise(HiddenLoss):
         """NaN, with a noisy gradient in the parameters."""
 
         @jax.custom_vjp
-        def hidden(params, batch):
+        def hide(params, batch):
             del batch
             return jnp.full((), jnp.nan, jnp.result_type(*jax.tree.leaves(params)))
 
         def forward(params, batch):
-            return hidden(params, batch), (params, batch)
+            return hide(params, batch), (params, batch)
 
         def backward(kept, slope):
             found = self._gradient(*kept)
             scaled = jax.tree.map(lambda leaf: slope.astype(leaf.dtype) * leaf, found)
             return scaled, None
 
-        hidden.defvjp(forward, backward)
-        return hidden(params, batch)
+        hide.defvjp(forward, backward)
+        return hide(params, batch)
 
     def take_spent(self) -> dict[float, int]:
         """The evaluations since the last call, which are forgotten here."""
@@ -96,45 +97,40 @@ class RowNoise(HiddenLoss):
             weights = batch.mask.astype(weights.dtype)
             count = jnp.maximum(weights.sum(), 1)
         if batch.drawn is not None:
-            weights = 1 / _copies(batch.drawn.index)
+            index = batch.drawn.index
+            ordered = jnp.sort(index)
+            left, right = (jnp.searchsorted(ordered, index, s) for s in SIDES)
+            weights = 1 / (right - left).astype(float)  # a row may be there twice
             share = 1 - (1 - 1 / batch.drawn.among) ** size
-        total = self._clipped_sum(params, batch.rows, weights)
+        total = self._sum_clipped(params, batch.rows, weights)
         if self.noise:
             told = (share, self._count) if self.counts else None
             total = add_secret_noise(total, self.noise * self.clip, told)
         return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
 
-    def _clipped_sum(self, params: PyTree, rows: PyTree, weights: jax.Array) -> PyTree:
+    def _sum_clipped(self, params: PyTree, rows: PyTree, weights: jax.Array) -> PyTree:
         """The sum of clipped gradients, some rows at a time."""
         size = len(weights)
         some = min(size, max(1, MOST_NUMBERS // max(trees.size(params), 1)))
         blocks = -(-size // some)
 
-        def in_blocks(leaf):
+        def make_blocks(leaf):
             room = [(0, blocks * some - size), *[(0, 0)] * (leaf.ndim - 1)]
             return jnp.pad(leaf, room).reshape(blocks, some, *leaf.shape[1:])
 
         def add(total, block):
             each = jax.vmap(partial(row_gradient, self.loss, params))(block[0])
-            norms = jnp.sqrt(jax.vmap(squared_norm)(each))
+            norms = jnp.sqrt(jax.vmap(sum_squares)(each))
             factors = jnp.minimum(1, self.clip / jnp.maximum(norms, self.clip))
             factors = jnp.where(jnp.isfinite(norms), factors * block[1], 0)
-            return trees.add(total, weighted_sum(each, factors, params)), None
+            return trees.add(total, sum_weighted(each, factors, params)), None
 
-        blocks_of_all = jax.tree.map(in_blocks, (rows, weights))
+        blocks_of_all = jax.tree.map(make_blocks, (rows, weights))
         return jax.lax.scan(add, trees.zeros_like(params), blocks_of_all)[0]
 
     def _count(self, shares: np.ndarray) -> None:
         with self._lock:
             self.spent.update(map(float, shares.ravel()))
-
-
-def _copies(index: jax.Array) -> jax.Array:
-    """How often each entry is in the array."""
-    ordered = jnp.sort(index)
-    ends = (jnp.searchsorted(ordered, index, side=side) for side in ("right", "left"))
-    right, left = ends
-    return (right - left).astype(float)
 
 
 @gate()

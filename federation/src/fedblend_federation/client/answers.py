@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from fedblend.core import PyTree
 from fedblend.simulation.serialize import (
-    as_tree,
+    build_tree,
     pack,
     traveling,
     unpack,
@@ -112,7 +112,7 @@ def enroll(job: Job) -> bytes:
     if sent is not None:
         job.done("enrolled")
         return sent
-    params = jax.tree.map(jnp.asarray, as_tree(request.arrays, setup.params))
+    params = jax.tree.map(jnp.asarray, build_tree(request.arrays, setup.params))
     cost = _cost(executor) if jax.tree.leaves(executor.join) else Charge()
     started = job.begin(cost)
     join, state = jax.block_until_ready(executor.enroll(params))
@@ -211,7 +211,7 @@ def measure(job: Job) -> bytes:
     if last and setup.alone is not None:
         arrays, _ = unpack((place / "params").read_bytes())
         alone, budget = executor.train_alone(
-            as_tree(arrays, setup.params), partial(job.look_at_clock, started)
+            build_tree(arrays, setup.params), partial(job.look_at_clock, started)
         )
         for split, values in alone.items():
             measured[split]["local"] = values

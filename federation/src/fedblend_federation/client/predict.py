@@ -17,7 +17,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.readers.read import read_inputs
 from fedblend.errors import RunError
 from fedblend.mixing import predict, shapes_of
-from fedblend.simulation.serialize import WireError, as_tree, unpack
+from fedblend.simulation.serialize import WireError, build_tree, unpack
 from fedblend.trees import precision
 from fedblend_federation.client.build import located
 from fedblend_federation.client.state import MODEL, read_terms
@@ -109,7 +109,7 @@ def _read_model(path: Path, params: PyTree) -> tuple[PyTree, dict[str, str]]:
     """The model that the client deploys: parameters, a ``Blend``, or ``Neighbors``."""
     try:
         arrays, metadata = unpack(path.read_bytes())
-        model = as_tree(arrays, shapes_of(arrays, params))
+        model = build_tree(arrays, shapes_of(arrays, params))
         return jax.tree.map(jnp.asarray, model), metadata
     except WireError as error:
         raise RunError(f"{path}: {error}") from None

@@ -28,7 +28,7 @@ from fedblend.core import PyTree
 from fedblend.data.federated import Shards
 from fedblend.simulation.serialize import (
     WireError,
-    as_tree,
+    build_tree,
     pack,
     unpack,
     write_atomically,
@@ -217,7 +217,7 @@ def read_state(place: Path, round: int, template: PyTree) -> PyTree:
     """
     try:
         arrays, _ = unpack((place / f"state-{round}").read_bytes())
-        return as_tree(arrays, template)
+        return build_tree(arrays, template)
     except FileNotFoundError:
         raise WireError(
             f"state: that of round {round} is asked for, this node has "

@@ -27,7 +27,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from fedblend import trees
 from fedblend.compress.sparse import Entries
 from fedblend.core import Algorithm, PyTree, Ragged, Sender
-from fedblend.simulation.serialize import arrived, named_leaves, traveling
+from fedblend.simulation.serialize import complete_message, name_leaves, traveling
 
 
 class FixedPoint(NamedTuple):
@@ -168,7 +168,7 @@ class Summand:
         if not self.as_sent:
             return as_tree_like(vector, self.decoded)
         sums = as_tree_like(vector, self.up)
-        return self._decode(arrived(named_leaves(sums), self.up), down)
+        return self._decode(complete_message(name_leaves(sums), self.up), down)
 
 
 def as_vector(tree: PyTree) -> np.ndarray:

@@ -76,7 +76,7 @@ class Aggregator:
         if self._middle is None or not jax.tree.leaves(joins):
             return total
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *joins)
-        return jax.jit(partial(aggregators.with_middle, middle=self._middle))(
+        return jax.jit(partial(aggregators.replace_mean, middle=self._middle))(
             total, stacked
         )
 
@@ -224,7 +224,7 @@ def _inspect_update(
 
 
 def _norm(tree: PyTree) -> jax.Array:
-    return jnp.sqrt(trees.squared_norm(tree))
+    return jnp.sqrt(trees.sum_squares(tree))
 
 
 def _check(

@@ -29,7 +29,7 @@ from fedblend.runs import run_folder
 from fedblend.simulation.result import Record
 from fedblend.simulation.serialize import (
     WireError,
-    as_tree,
+    build_tree,
     pack,
     sync,
     unpack,
@@ -186,7 +186,7 @@ class Saved(NamedTuple):
             "measured": jax.tree.map(lambda _: column, state["measured"]),
         }
         try:
-            content = as_tree(self.arrays, template)
+            content = build_tree(self.arrays, template)
         except WireError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
         if state["started"]:
@@ -214,7 +214,7 @@ def _opened(path: Path, damage: list[str]) -> Saved:
             "started": bool(state["started"]),
             "round": int(state["round"]),
             "interval": {name: +state["interval"][name] for name in INTERVAL},
-            "records": [Record.from_row(row) for row in state["records"]],
+            "records": [Record.read_row(row) for row in state["records"]],
             "requests": sorted(int(client) for client in state["requests"]),
             "measured": [_columns(names) for names in state["measured"]],
             "strays": Counter({str(k): int(v) for k, v in state["strays"].items()}),

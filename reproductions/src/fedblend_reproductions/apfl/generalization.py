@@ -39,12 +39,12 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.batches import everything
-from fedblend.checks import CHANCE, NOT_NEGATIVE, by_client, gate
+from fedblend.checks import CHANCE, NOT_NEGATIVE, each_client, gate
 from fedblend.core import Loss, PyTree, Shard
 from fedblend.data.federated import FederatedData
 from fedblend.losses import objective
 from fedblend.mixing import Apply, predict
-from fedblend.theory.constants import per_client
+from fedblend.theory.constants import client_values
 from fedblend_reproductions.clients import CHUNK, map_clients
 
 
@@ -62,11 +62,11 @@ class Sides(NamedTuple):
 
     def bound(self, alpha) -> np.ndarray:
         """The bound on every client's risk, at one alpha or one for each."""
-        alpha = per_client("alpha", alpha, len(self.shared))
+        alpha = client_values("alpha", alpha, len(self.shared))
         return 2 * alpha**2 * self.shared + 2 * (1 - alpha) ** 2 * self.local
 
 
-BY_CLIENT = by_client(NOT_NEGATIVE)
+BY_CLIENT = each_client(NOT_NEGATIVE)
 
 
 @gate(
@@ -114,9 +114,9 @@ def sides(
     counts = np.asarray(counts, np.float64)
     if not counts.min() >= 1:
         raise ValueError(f"counts: {counts.min():g} is not at least 1 row")
-    own_loss = per_client("local_loss", local_loss, len(counts))
-    apart = per_client("distance", distance, len(counts))
-    disagree = per_client("disagreement", disagreement, len(counts))
+    own_loss = client_values("local_loss", local_loss, len(counts))
+    apart = client_values("distance", distance, len(counts))
+    disagree = client_values("disagreement", disagreement, len(counts))
     if apart.max() > 2 + 1e-9:
         raise ValueError(f"distance: {apart.max():g} is not in [0, 2]")
     doubt = constant * np.sqrt(dimension + np.log(1 / delta))

@@ -15,11 +15,11 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import theory
-from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.core import Loss
 from fedblend.data.federated import FederatedData
 from fedblend.trees import precision
 from fedblend_reproductions.apfl import theory as apfl
+from fedblend_reproductions.apfl.averaged import apfl_averaged
 from fedblend_reproductions.flix import logistic
 
 STEPS = 10

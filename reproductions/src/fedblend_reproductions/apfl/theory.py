@@ -142,7 +142,7 @@ def gradient_diversity(
         average = mean_of_clients(own, train, chunk)
 
         def gap(shard: Shard) -> jax.Array:
-            return trees.squared_norm(trees.subtract(own(shard), average))
+            return trees.sum_squares(trees.subtract(own(shard), average))
 
         return map_clients(gap, train, chunk)
 

@@ -58,10 +58,10 @@ def descent(scale: jax.Array | float = 1.0) -> optax.GradientTransformation:
         bend = fb.trees.subtract(gradient, state.gradient)
         products = jax.tree.map(jnp.vdot, change, bend)
         along = abs(jax.tree.reduce(jnp.add, products))
-        secant = along / jnp.maximum(fb.trees.squared_norm(bend), 1e-30)
+        secant = along / jnp.maximum(fb.trees.sum_squares(bend), 1e-30)
         longer = jnp.minimum(secant, GROWTH * state.step)
         step = jnp.where(state.steps == 0, FIRST_STEP / scale**2, longer)
-        norm = jnp.sqrt(fb.trees.squared_norm(gradient)) / scale
+        norm = jnp.sqrt(fb.trees.sum_squares(gradient)) / scale
         after = Descent(params, gradient, step, state.steps + 1, norm)
         moved = fb.trees.scale(-step, gradient), after
         resting = fb.trees.zeros_like(gradient), state._replace(norm=norm)
@@ -206,7 +206,7 @@ def by_descent(steps: int) -> Callable[[Loss], Solver]:
                 key,
                 work=fb.Work(optimizer=descent(), steps=steps, batch_size=None),
             )
-            left = fb.trees.squared_norm(gradient(here, everything(shard)))
+            left = fb.trees.sum_squares(gradient(here, everything(shard)))
             return here, jnp.sqrt(left)
 
         return solve

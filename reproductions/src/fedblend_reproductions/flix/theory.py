@@ -42,10 +42,10 @@ from fedblend.theory.constants import (
     L_alpha,
     MixtureConstants,
     Smoothness,
+    alpha_squares,
+    client_values,
     mixture,
-    per_client,
     smoothness_of_parts,
-    squared_alpha,
     stack_models,
 )
 from fedblend.theory.steps import feedback_weight
@@ -103,7 +103,7 @@ def one_shot_gradient_by_diameter(
     alpha, smoothness: Smoothness, personal: PyTree
 ) -> float:
     """``max alpha^2 sqrt(M D)``: Theorem 3 as proved for unequal alpha."""
-    largest = float(squared_alpha(alpha, smoothness).max())
+    largest = float(alpha_squares(alpha, smoothness).max())
     return largest * math.sqrt(M(smoothness) * D(personal))
 
 
@@ -250,7 +250,7 @@ def diana_nonconvex_step(
     worst = float(steps.variances(omega, clients).max())
     if memory_rate is not None:
         low, high = memory_range(worst)
-        rates = per_client("memory_rate", memory_rate, clients)
+        rates = client_values("memory_rate", memory_rate, clients)
         rounding = 1e-12
         if not (low * (1 - rounding) <= rates[0] <= high * (1 + rounding)) or any(
             rates != rates[0]

@@ -110,7 +110,7 @@ def _methods(of: Task) -> dict[str, Method]:
     def mixed(how: How, inner: fb.Algorithm, **merge: Any) -> fb.Algorithm:
         return fb.transforms.mixed_fl(
             inner,
-            central_loss.on_rows(of.loss, of.central_batch(how)),
+            central_loss.row_loss(of.loss, of.central_batch(how)),
             how=how,
             weights=of.weights,
             steps=of.steps,

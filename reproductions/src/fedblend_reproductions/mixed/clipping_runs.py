@@ -75,7 +75,7 @@ class Clipped(NamedTuple):
 def clipped(of: Task, how: How, batch: int) -> Method:
     """An algorithm over clipped clients, built from a rate and a row of ``BOUNDS``."""
     work = {"steps": of.steps, "batch_size": of.batch_size}
-    gradient_of = central_loss.on_rows(of.loss, batch)
+    gradient_of = central_loss.row_loss(of.loss, batch)
 
     def build(setting):
         rate, norm, follow, most = setting

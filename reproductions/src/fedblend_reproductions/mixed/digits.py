@@ -76,7 +76,7 @@ def accuracies(
     """``[seeds, alphas]`` at the end: deployed models on clients' own rows and on the
     server's digits, and the shared model there.
     """
-    server = central_loss.on_rows(of.loss, 100)
+    server = central_loss.row_loss(of.loss, 100)
 
     def build(alpha):
         inner = personal(of.loss, name, alpha)

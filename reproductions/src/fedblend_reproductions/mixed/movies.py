@@ -149,7 +149,7 @@ def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
         rate, strength = setting
         algorithm = fb.transforms.mixed_fl(
             _clients(of, rate, adaptive and not merging),
-            central_loss.of_parameters(
+            central_loss.parameter_loss(
                 lambda params: fb.models.spreadout(params, strength)
             ),
             how=how,

@@ -47,5 +47,5 @@ def client_flops(
         return up._replace(mean_gradient=None, step_sum=None), state
 
     arguments = (message, state, shard, key)
-    compiled = lower(jax.jit(part).trace(*arguments), arguments).compile().compiled
+    compiled = lower(jax.jit(part).trace(*arguments), arguments).compile().func
     return float((compiled.cost_analysis() or {}).get("flops", float("nan")))

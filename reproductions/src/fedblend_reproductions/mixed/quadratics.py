@@ -22,7 +22,7 @@ WEIGHTS = (0.6, 0.4)
 RATIO = WEIGHTS[1] / WEIGHTS[0]
 DIM = 4
 LOSS = fb.datasets.quadratic_loss
-CENTRAL = central_loss.on_rows(LOSS)
+CENTRAL = central_loss.row_loss(LOSS)
 FOLDS = 45.0
 """Runs are so long that the slowest error falls by about exp of this."""
 

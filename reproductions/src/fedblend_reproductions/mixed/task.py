@@ -99,7 +99,7 @@ def mixed_fl(
     def build(rate):
         return fb.transforms.mixed_fl(
             fb.fedavg(task.loss, fb.Work(rate, **work)),
-            central_loss.on_rows(task.loss, batch),
+            central_loss.row_loss(task.loss, batch),
             how=how,
             weights=task.weights,
             steps=task.steps,

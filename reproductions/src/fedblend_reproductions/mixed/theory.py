@@ -50,7 +50,7 @@ def disagreement(
     [0.5, 2.0, 0.5]
     """
     w_f, w_c = weights
-    both = w_f * trees.squared_norm(federated) + w_c * trees.squared_norm(central)
+    both = w_f * trees.sum_squares(federated) + w_c * trees.sum_squares(central)
     mixed = trees.add(trees.scale(w_f, federated), trees.scale(w_c, central))
-    of_mixture = trees.squared_norm(mixed)
+    of_mixture = trees.sum_squares(mixed)
     return Disagreement(both - of_mixture, both / of_mixture, of_mixture)

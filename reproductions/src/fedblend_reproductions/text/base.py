@@ -28,7 +28,7 @@ import optax
 
 import fedblend as fb
 from fedblend import keys
-from fedblend.simulation.serialize import as_tree, pack, unpack
+from fedblend.simulation.serialize import build_tree, pack, unpack
 from fedblend_adapters.transformer_layers import Transformer
 from fedblend_reproductions.text.corpus import (
     Corpus,
@@ -203,7 +203,7 @@ def load_base(folder: Path) -> tuple[fb.Model, Transformer]:
     figures = json.loads((folder / FIGURES).read_text())
     model = model_of(Size(**figures["size"]))
     arrays, _ = unpack((folder / WEIGHTS).read_bytes())
-    return model, as_tree(arrays, jax.eval_shape(model.init, jax.random.key(0)))
+    return model, build_tree(arrays, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def main(arguments: list[str] | None = None) -> int:

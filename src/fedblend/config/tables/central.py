@@ -46,7 +46,7 @@ from fedblend.data.partition import plain_arrays
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import ConfigError
-from fedblend.transforms.central_loss import of_parameters, on_rows
+from fedblend.transforms.central_loss import parameter_loss, row_loss
 
 _OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")
 
@@ -218,10 +218,10 @@ def mix_losses(
             "merge": merge,
             "upload": table.upload,
         }
-    central = on_rows(loss, table.batch_size)
+    central = row_loss(loss, table.batch_size)
     if table.penalty is not None:
         strength = arguments(models.spreadout, table, {})
-        central = of_parameters(partial(models.spreadout, **strength))
+        central = parameter_loss(partial(models.spreadout, **strength))
     weights = 1 - table.weight, table.weight
     try:
         with catch_warnings():

@@ -32,7 +32,7 @@ from fedblend.registry import (
     OWN_MODEL,
 )
 from fedblend.theory.blt import BUFFERS, Blt, optimal
-from fedblend.theory.privacy import Guarantee, spent, spent_by_blt, spent_by_tree
+from fedblend.theory.privacy import Guarantee, blt_cost, cohort_cost, tree_cost
 from fedblend.transforms.row_noise import RowNoise, row_noise
 
 if TYPE_CHECKING:
@@ -225,19 +225,17 @@ def _guarantee(config: "Config", clients: int, runs: int, raw: bool) -> Guarante
         if table.buffers is not None:
             strategy = table.strategy(run, getattr(config.algorithm, "server", None))
             who = {"strategy": strategy, **participation(run)}
-            return spent_by_blt(**noise, **who, rounds=run.rounds, runs=runs)
+            return blt_cost(**noise, **who, rounds=run.rounds, runs=runs)
         if table.tree is None and epoch is None and apart is None:
             # As many are drawn, and whose answers come first is not random.
             spare = 0 if config.federation is None else config.federation.spare
             drawn = min((run.cohort or clients) + spare, clients)
             who = {"cohort": drawn, "clients": clients, "sampling": run.sampling}
-            return spent(**noise, **who, rounds=run.rounds * runs)
+            return cohort_cost(**noise, **who, rounds=run.rounds * runs)
         if apart is not None:
             # In so many whole trees in a row nobody takes part twice.
             epoch = max(apart // tree * tree, apart if apart < tree else 0)
-        return spent_by_tree(
-            **noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=runs
-        )
+        return tree_cost(**noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=runs)
     except ImportError as error:
         raise ConfigError(str(error)) from None
 

@@ -16,8 +16,9 @@ from fedblend.core import Algorithm, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
-from fedblend.transforms._sparse_rows import Use, named, used_rows
+from fedblend.transforms._sparse_rows import Use, count_rows
 from fedblend.transforms.fedselect import select_within
+from fedblend.trees import leaves_by_path
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
@@ -116,14 +117,14 @@ def rooms(
     sizes = table_sizes(config, params)
     found = {}
     for name, fields in chosen.items():
-        most = int(used_rows(federated_data, fields, always).counts.max())
+        most = int(count_rows(federated_data, fields, always).counts.max())
         found[name] = min(1 << (most - 1).bit_length(), sizes[name])
     return found
 
 
 def table_sizes(config: "Config", params: PyTree) -> dict[str, int]:
     """How many rows each table has."""
-    leaves = named(params)
+    leaves = leaves_by_path(params)
     return {name: int(leaves[name].shape[0]) for name in tables(config)[0]}
 
 

@@ -31,7 +31,7 @@ from fedblend.errors import InputError, RunError
 from fedblend.mixing import Apply, predict
 from fedblend.models import Model
 from fedblend.runs import run_folder
-from fedblend.simulation.serialize import WireError, named_leaves, pack, unpack
+from fedblend.simulation.serialize import WireError, name_leaves, pack, unpack
 from fedblend.trees import precision
 
 BATCH = 1024
@@ -128,7 +128,7 @@ def as_npz(portable: Portable) -> bytes:
     """A model as the bytes of an .npz file."""
     data = io.BytesIO()
     leaves = {
-        name: np.asarray(leaf) for name, leaf in named_leaves(portable.params).items()
+        name: np.asarray(leaf) for name, leaf in name_leaves(portable.params).items()
     }
     text = np.array(json.dumps(portable.metadata()))
     np.savez(data, **{METADATA: text}, **leaves)  # pyright: ignore

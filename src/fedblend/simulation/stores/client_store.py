@@ -30,8 +30,6 @@ DEVICE_SHARE = 0.5
 HOST_SHARE = 0.8
 """Of the host's free memory, for states."""
 
-Store = DeviceStore | HostStore | DiskStore
-
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
@@ -51,7 +49,7 @@ class Storage:
         return open_rows(self.rows, splits)
 
 
-def as_storage(given: str | Storage) -> Storage:
+def make_storage(given: str | Storage) -> Storage:
     """What ``simulate`` is given for ``store``, as a ``Storage``."""
     return given if isinstance(given, Storage) else Storage(given)
 
@@ -78,28 +76,34 @@ def choose(
     return "host" if outside <= HOST_SHARE * free_host else "disk"
 
 
-def open_store(
-    kind: str,
-    template: PyTree,
-    clients: int,
-    folder: Path | None = None,
-    slots: Slots = ONE_DEVICE,
-) -> Store:
-    """A store for the states of all clients, each like ``template``.
-
-    Leaves of the template have the replicas of a sweep, if any, in front; ``slots`` say
-    how buffers lie on devices.
-    """
+def choose_kind(kind: str, template: PyTree, clients: int, slots: Slots) -> str:
+    """The kind of store that is asked for; the free memory says what "auto" is."""
     words("auto", "device", "host", "disk")("store", kind)
     if slots.whole is not None:
         if kind not in ("auto", "device"):
             allowed = "auto or device, where several processes share a run"
             raise UserError("store", kind, allowed)
-        kind = "device"
-    if kind == "auto":
-        free = devices.free_device(), devices.free_host()
-        kind = choose(template, clients, *free)
-    if kind == "disk":
-        return DiskStore(template, clients, folder, slots)
-    stores = {"device": DeviceStore, "host": HostStore}
-    return stores[kind](template, clients, slots)
+        return "device"
+    if kind != "auto":
+        return kind
+    return choose(template, clients, devices.free_device(), devices.free_host())
+
+
+def open_store(
+    kind: str,
+    template: PyTree,
+    clients: int,
+    room: int,
+    folder: Path | None = None,
+    slots: Slots = ONE_DEVICE,
+) -> DeviceStore | HostStore:
+    """A store for the states of all clients, each like ``template``.
+
+    Leaves of the template have the replicas of a sweep, if any, in front; a block needs
+    at most ``room`` clients at once; ``slots`` say how buffers lie on devices.
+    """
+    if kind == "device":
+        return DeviceStore(template, clients, slots)
+    if kind == "host":
+        return HostStore(template, clients, room, slots)
+    return DiskStore(template, clients, room, folder, slots)

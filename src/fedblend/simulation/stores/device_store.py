@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree
-from fedblend.simulation.devices import as_bits, first_copy, from_bits
+from fedblend.simulation.devices import decode_bits, encode_bits, first_copy
 
 
 class Slots(NamedTuple):
@@ -33,7 +33,7 @@ class Slots(NamedTuple):
         """So many slots at least, evenly shared."""
         return least + -least % self.width
 
-    def of(self, ids: np.ndarray, clients: int) -> np.ndarray:
+    def places(self, ids: np.ndarray, clients: int) -> np.ndarray:
         """Where the states of these clients are, in a buffer for all clients."""
         part = self.number(clients) // self.processes
         return ids % self.processes * part + ids // self.processes
@@ -69,7 +69,7 @@ def extract(buffer: PyTree, slots: jax.Array) -> PyTree:
     Those of other devices come as sums with zeros: of whole numbers, which keep -0.
     """
     return jax.tree.map(
-        lambda leaf: from_bits(as_bits(leaf)[slots], leaf.dtype), buffer
+        lambda leaf: decode_bits(encode_bits(leaf)[slots], leaf.dtype), buffer
     )
 
 
@@ -84,7 +84,45 @@ def pad_slots(slots: np.ndarray, length: int, beyond: int) -> np.ndarray:
     return full
 
 
-class DeviceStore:
+class Store:
+    """The states of all clients: what stores have in common.
+
+    ``buffer`` is what a block of rounds runs on, and ``known`` says who is enrolled.
+
+    Args:
+        template: the state of a client, with the replicas of a sweep in front.
+        clients: how many there are.
+        slots: how the buffer lies on devices.
+    """
+
+    kind: str
+    eager = False
+    """Whether all clients are enrolled before the first round."""
+
+    def __init__(self, template: PyTree, clients: int, slots: Slots):
+        self._template, self._slots = template, slots
+        self.known = np.zeros(clients, bool)
+        self.buffer: Any = None
+
+    def stage(self, ids: np.ndarray) -> None:
+        """Begin to bring the states that a block of these clients will need."""
+
+    def reserve(self, ids: np.ndarray) -> None:
+        """Give all of these clients a slot; the states of the known follow."""
+
+    def save(self, ids: np.ndarray, states: PyTree) -> None:
+        """Take back the buffer, after a block of these clients."""
+        del ids
+        self.buffer = states
+
+    def template(self, changed: int) -> PyTree:
+        """The shapes of a snapshot, given how many clients the last block changed."""
+        del changed
+        states = trees.shapes(self._template, len(self.known))
+        return {"states": states, "known": self.known}
+
+
+class DeviceStore(Store):
     """All states on the devices, of all processes; a block sees all of them.
 
     Every process calls every method, with the same arguments, and gets the same
@@ -94,38 +132,21 @@ class DeviceStore:
     kind, eager = "device", True
 
     def __init__(self, template: PyTree, clients: int, slots: Slots = ONE_DEVICE):
-        self.states = slots.zeros(template, clients)
-        self.known = np.zeros(clients, bool)
-        self._template, self._slots = template, slots
+        super().__init__(template, clients, slots)
+        self.buffer = slots.zeros(template, clients)
         self._extract, self._insert = extract, insert
         if slots.whole is not None:
             lie: Any = slots.sharding
             self._extract = jax.jit(extract, out_shardings=slots.whole)
             self._insert = jax.jit(insert, out_shardings=lie, donate_argnums=0)
 
-    def stage(self, ids: np.ndarray, room: int) -> None:
-        """Nothing needs to be brought."""
-
-    def reserve(self, ids: np.ndarray, room: int) -> None:
-        """Every state has its slot."""
-
-    def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
-        """The states a block needs, and the slot of each id."""
-        del room
-        return self.states, self.slots(ids)
-
     def slots(self, ids: np.ndarray) -> np.ndarray:
         """Where the states of these clients are."""
-        return self._slots.of(np.asarray(ids), len(self.known))
-
-    def save(self, ids: np.ndarray, states: PyTree) -> None:
-        """Take back what ``load`` gave."""
-        del ids
-        self.states = states
+        return self._slots.places(np.asarray(ids), len(self.known))
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked."""
-        found = self._extract(self.states, self.slots(ids).astype(np.int32))
+        found = self._extract(self.buffer, self.slots(ids).astype(np.int32))
         return found if self._slots.whole is None else first_copy(found)
 
     def write(self, ids: np.ndarray, states: PyTree) -> None:
@@ -134,31 +155,20 @@ class DeviceStore:
         for leaf in jax.tree.leaves(states)[:1]:
             beyond = self._slots.number(len(self.known))
             slots = pad_slots(self.slots(ids), len(leaf), beyond)
-            self.states = self._insert(self.states, slots, states)
+            self.buffer = self._insert(self.buffer, slots, states)
 
     def snapshot(self) -> PyTree:
         """What a checkpoint has to hold, by client: no slots that only fill devices."""
-        clients, states = len(self.known), self.states
+        clients, states = len(self.known), self.buffer
         if self._slots.whole is not None:
             states = self.gather(np.arange(clients))
         elif self._slots.number(clients) > clients:
             states = trees.take(states, slice(clients))
         return {"states": states, "known": self.known}
 
-    def template(self, changed: int) -> PyTree:
-        """The shapes of a snapshot, given how many clients the last block changed."""
-        del changed
-        states = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                (len(self.known), *leaf.shape), leaf.dtype
-            ),
-            self._template,
-        )
-        return {"states": states, "known": self.known}
-
     def restore(self, snapshot: PyTree) -> None:
         """Go back to a snapshot."""
         everybody = np.arange(len(self.known))
-        self.states = self._slots.zeros(self._template, len(everybody))
+        self.buffer = self._slots.zeros(self._template, len(everybody))
         self.write(everybody, jax.tree.map(np.asarray, snapshot["states"]))
         self.known = np.array(snapshot["known"])

@@ -30,18 +30,27 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import PyTree
 from fedblend.simulation.stores.device_store import ONE_DEVICE, Slots
-from fedblend.simulation.stores.host_store import HostStore
+from fedblend.simulation.stores.host_store import HostStore, fetch
 
 
-class DiskStore:
-    """All states in memory-mapped files; changes of a block wait to be written."""
+class DiskStore(HostStore):
+    """All states in memory-mapped files; changes of a block wait to be written.
 
-    kind, eager = "disk", False
+    Args:
+        template: as of ``HostStore``.
+        clients: likewise.
+        room: likewise.
+        folder: of the files; a temporary one if None.
+        slots: likewise.
+    """
+
+    kind = "disk"
 
     def __init__(
         self,
         template: PyTree,
         clients: int,
+        room: int,
         folder: Path | None,
         slots: Slots = ONE_DEVICE,
     ):
@@ -50,14 +59,8 @@ class DiskStore:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.stamp = Stamp(self.folder)
-        leaves, structure = jax.tree.flatten(template)
-        files = [
-            self._open(number, (clients, *leaf.shape), np.dtype(leaf.dtype))
-            for number, leaf in enumerate(leaves)
-        ]
-        self.states = jax.tree.unflatten(structure, files)
         self.pending: tuple[np.ndarray, list[Future]] | None = None
-        self._cache = HostStore(template, clients, slots, self.states)
+        super().__init__(template, clients, room, slots)
 
     def _open(self, number: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         path = self.folder / f"{number}.npy"
@@ -71,85 +74,66 @@ class DiskStore:
         fresh = np.lib.format.open_memmap(path, mode="w+", dtype=held, shape=shape)
         return fresh.view(dtype)
 
-    @property
-    def known(self) -> np.ndarray:
-        """Which clients are enrolled."""
-        return self._cache.known
-
-    def stage(self, ids: np.ndarray, room: int) -> None:
-        """Begin to bring the rows that a block of these clients will need."""
-        self._cache.stage(ids, room)
-
-    def reserve(self, ids: np.ndarray, room: int) -> None:
+    def reserve(self, ids: np.ndarray) -> None:
         """Give all of these clients a slot; what waited now goes to the files."""
         if self.pending is not None:
-            self._cache.take_away(self.pending[0], self._flush, *self.pending)
+            self.take_away(self.pending[0], self._flush, *self.pending)
             self.pending = None
-        self._cache.reserve(ids, room)
+        super().reserve(ids)
 
-    def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
-        """The buffer that a block runs on, and the slot of each id."""
-        self.reserve(ids, room)
-        return self._cache.load(ids, room)
+    def _let_go(self, ids: np.ndarray) -> None:
+        """The files have the rows of clients who lose their slots."""
+
+    def _release(self, ids: np.ndarray) -> None:
+        """Files stay as they are."""
 
     def _flush(self, ids: np.ndarray, rows: list[Future]) -> None:
         self.stamp.write(self.stamp.count + 1)
-        for group, job in zip(self._cache.groups(ids), rows, strict=True):
-            self._cache.take_back(group, job.result())
+        for group, job in zip(self.groups(ids), rows, strict=True):
+            self.take_back(group, job.result())
 
     def save(self, ids: np.ndarray, states: PyTree) -> None:
         """Take back the buffer, and keep apart what the block changed."""
-        self._cache.save(ids, states)
-        members = np.unique(ids)
-        self.pending = members, self._cache.fetch_groups(members)
-
-    def gather(self, ids: np.ndarray) -> PyTree:
-        """The states of these clients, stacked, on the device."""
-        return self._cache.gather(ids)
+        self.buffer, members = states, np.unique(ids)
+        groups = map(self._rows_of, self.groups(members))
+        self.pending = members, [self._leaving.submit(fetch, rows) for rows in groups]
 
     def write(self, ids: np.ndarray, states: PyTree) -> None:
         """Set the states of these clients; from now on the files are this run's."""
         self.stamp.claim()
-        self._cache.write(ids, states)
+        super().write(ids, states)
 
     def snapshot(self) -> PyTree:
         """What a checkpoint has to hold: the last block's rows, and who is known."""
-        self._cache.wait()
+        self.wait()
         jax.tree.map(lambda leaf: leaf.flush(), self.states)
         self.stamp.claim()
-        facts = self._facts()
         if self.pending is None:
-            return facts
+            return self.template(0)
         ids, jobs = self.pending
         groups = [
             trees.take(job.result(), slice(len(group)))
-            for group, job in zip(self._cache.groups(ids), jobs, strict=True)
+            for group, job in zip(self.groups(ids), jobs, strict=True)
         ]
-        return {**facts, "ids": ids, "rows": trees.concatenate(groups)}
-
-    def _facts(self) -> dict[str, np.ndarray]:
-        count = np.array(self.stamp.count, np.int64)
-        return {"known": self.known, "run": self.stamp.run, "count": count}
+        return {**self.template(0), "ids": ids, "rows": trees.concatenate(groups)}
 
     def template(self, changed: int) -> PyTree:
         """The shapes of a snapshot, given how many clients the last block changed."""
+        count = np.array(self.stamp.count, np.int64)
+        facts = {"known": self.known, "run": self.stamp.run, "count": count}
         if changed == 0:
-            return self._facts()
-        rows = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((changed, *leaf.shape[1:]), leaf.dtype),
-            self.states,
-        )
+            return facts
         ids = jax.ShapeDtypeStruct((changed,), np.dtype(np.int64))
-        return {**self._facts(), "ids": ids, "rows": rows}
+        return {**facts, "ids": ids, "rows": trees.shapes(self._template, changed)}
 
     def restore(self, snapshot: PyTree) -> None:
         """Write the last block's rows again; the files may have got that far."""
-        self._cache.wait()
+        self.wait()
         count = int(snapshot["count"])
         waits = "ids" in snapshot
         self.stamp.adopt(snapshot["run"], count, count + waits)
         self.pending = None
-        self._cache.clear(np.array(snapshot["known"]))
+        self._clear(np.array(snapshot["known"]))
         if waits:
             self.write(np.array(snapshot["ids"]), snapshot["rows"])
             self.stamp.write(count + 1)

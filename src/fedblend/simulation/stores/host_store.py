@@ -25,10 +25,11 @@ from jax.sharding import SingleDeviceSharding
 
 from fedblend.core import PyTree
 from fedblend.simulation import devices
-from fedblend.simulation.devices import LARGE, Worker, read_rows, write_rows
+from fedblend.simulation.devices import LARGE, Worker, copy_rows
 from fedblend.simulation.stores.device_store import (
     ONE_DEVICE,
     Slots,
+    Store,
     extract,
     insert,
     pad_slots,
@@ -42,38 +43,50 @@ BRINGING = 2
 """Threads that bring rows: one alone does not fill the way to a GPU."""
 
 
-class HostStore:
+class HostStore(Store):
     """All states in memory; a buffer on the device holds those lately used.
 
-    The memory of a state in the buffer is given back where that is worth it. A store
-    with ``files`` for states leaves it to its owner what is written there, and when.
+    The memory of a state in the buffer is given back where that is worth it.
+
+    Args:
+        template: as of ``Store``.
+        clients: likewise.
+        room: clients that a block needs at once, at most.
+        slots: likewise.
     """
 
-    kind, eager = "host", False
+    kind = "host"
 
     def __init__(
-        self,
-        template: PyTree,
-        clients: int,
-        slots: Slots = ONE_DEVICE,
-        files: PyTree = None,
+        self, template: PyTree, clients: int, room: int, slots: Slots = ONE_DEVICE
     ):
-        self._template, self._slots = template, slots
-        self._in_memory = files is None
-        self.states = files
-        if files is None:
-            self.states = jax.tree.map(
-                lambda leaf: _pages((clients, *leaf.shape), np.dtype(leaf.dtype)),
-                template,
-            )
-        self.clear(np.zeros(clients, bool))
+        super().__init__(template, clients, slots)
+        self._room = room
+        leaves, structure = jax.tree.flatten(template)
+        shapes = [(clients, *leaf.shape) for leaf in leaves]
+        states = [
+            self._open(number, shape, np.dtype(leaf.dtype))
+            for number, (shape, leaf) in enumerate(zip(shapes, leaves, strict=True))
+        ]
+        self.states = jax.tree.unflatten(structure, states)
+        self._clear(self.known)
 
-    def clear(self, known: np.ndarray) -> None:
+    def _open(self, number: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Zeros that take no memory before they are written, for a leaf of states."""
+        del number
+        if int(np.prod(shape[1:])) * dtype.itemsize < LARGE:
+            return np.zeros(shape, dtype)
+        # Not reserved: a store may be larger than what will ever be written of it.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        flags |= getattr(mmap, "MAP_NORESERVE", 0)
+        pages = mmap.mmap(-1, int(np.prod(shape)) * dtype.itemsize, flags=flags)
+        return np.frombuffer(pages, np.uint8).view(dtype).reshape(shape)
+
+    def _clear(self, known: np.ndarray) -> None:
         """Nothing is in the buffer; these clients have states in memory or files."""
-        self.known = known
+        self.known, self.buffer = known, None
         self._bringing, self._leaving = Worker(BRINGING), Worker()
         self._on_the_way: list[tuple[np.ndarray, Future]] = []
-        self._buffer: Any = None
         self._slot_of = np.full(len(known), -1, np.int32)
         self._staged: tuple[np.ndarray, list[Future]] = (np.zeros(0, int), [])
 
@@ -81,14 +94,16 @@ class HostStore:
         """Wait until all rows that leave are away."""
         self._leaving.wait()
 
-    def _make_buffer(self, room: int) -> None:
+    def _make_buffer(self) -> None:
         """A buffer for ``room`` clients at least, and as many as fit a device."""
+        if self.buffer is not None:
+            return
         one = max(devices.bytes_of(self._template), 1)
         free = devices.free_device()
         more = 0 if free is None else int(CACHE_SHARE * free) // one
-        slots = self._slots.number(min(max(room, more), len(self.known)))
-        self._group = max(min(GROUP_BYTES // one, room), 1)
-        self._buffer = self._slots.zeros(self._template, slots)
+        slots = self._slots.number(min(max(self._room, more), len(self.known)))
+        self._group = max(min(GROUP_BYTES // one, self._room), 1)
+        self.buffer = self._slots.zeros(self._template, slots)
         self._owner = np.full(slots, -1, np.int64)
         self._used = np.zeros(slots, np.int64)
         self._clock = 0
@@ -98,22 +113,21 @@ class HostStore:
         for first in range(0, len(rows), self._group):
             yield rows[first : first + self._group]
 
-    def stage(self, ids: np.ndarray, room: int) -> None:
+    def stage(self, ids: np.ndarray) -> None:
         """Begin to bring the rows that a block of these clients will need."""
-        if self._buffer is None:
-            self._make_buffer(room)
+        self._make_buffer()
         members = np.unique(ids)
         away = members[self.known[members] & (self._slot_of[members] < 0)]
         self._on_the_way = [(of, job) for of, job in self._on_the_way if not job.done()]
         waits = np.isin(away, np.concatenate([[], *(of for of, _ in self._on_the_way)]))
         away = np.concatenate([away[~waits], away[waits]])
         jobs = [
-            self._bringing.submit(self._bring, group, self._group, self._before(group))
+            self._bringing.submit(self._bring, group, self._group, self._writers(group))
             for group in self.groups(away)
         ]
         self._staged = away, jobs
 
-    def _before(self, ids: np.ndarray) -> list[Future]:
+    def _writers(self, ids: np.ndarray) -> list[Future]:
         """What has to be done before the rows of these clients are read."""
         return [job for of, job in self._on_the_way if np.isin(of, ids).any()]
 
@@ -126,15 +140,14 @@ class HostStore:
 
         def some(rows: np.ndarray) -> np.ndarray:
             found = np.empty((length, *rows.shape[1:]), rows.dtype)
-            read_rows(found, rows, ids)
+            copy_rows(found, np.arange(len(ids)), rows, ids)
             return found
 
         return jax.device_put(jax.tree.map(some, self.states))
 
-    def reserve(self, ids: np.ndarray, room: int) -> None:
+    def reserve(self, ids: np.ndarray) -> None:
         """Give all of these clients a slot; the rows of those who are known follow."""
-        if self._buffer is None:
-            self._make_buffer(room)
+        self._make_buffer()
         members = np.unique(ids)
         new = members[self._slot_of[members] < 0]
         if len(new):
@@ -144,7 +157,7 @@ class HostStore:
             self._put(staged, [job.result() for job in jobs])
             late = np.setdiff1d(new[self.known[new]], staged)
             groups = self.groups(late)
-            rows = (self._bring(one, self._group, self._before(one)) for one in groups)
+            rows = (self._bring(one, self._group, self._writers(one)) for one in groups)
             self._put(late, rows)
         self._clock += 1
         self._used[self._slot_of[members]] = self._clock
@@ -161,8 +174,8 @@ class HostStore:
         self._owner[slots], self._slot_of[new] = new, slots
 
     def _let_go(self, ids: np.ndarray) -> None:
-        """Take the rows of clients who lose their slots away; files have them."""
-        for group in self.groups(ids if self._in_memory else ids[:0]):
+        """Take the rows of clients who lose their slots away."""
+        for group in self.groups(ids):
             self.take_away(group, self.take_back, group, self._rows_of(group))
 
     def take_away(
@@ -171,22 +184,17 @@ class HostStore:
         """Begin a job that writes these clients' rows; who reads them waits for it."""
         self._on_the_way.append((ids, self._leaving.submit(job, *arguments)))
 
-    def fetch_groups(self, ids: np.ndarray) -> list[Future]:
-        """Begin to bring the rows of clients who have slots to the host."""
-        return [
-            self._leaving.submit(_fetch, self._rows_of(group))
-            for group in self.groups(ids)
-        ]
-
     def _rows_of(self, ids: np.ndarray) -> PyTree:
         """The rows of a group of clients who have slots, on the device."""
         slots = pad_slots(self._slot_of[ids], self._group, 0)
-        return extract(self._buffer, slots)
+        return extract(self.buffer, slots)
 
     def take_back(self, ids: np.ndarray, rows: PyTree) -> None:
         """Write rows of the device to memory or files."""
         jax.tree.map(
-            lambda all, new: write_rows(all, new, ids), self.states, _fetch(rows)
+            lambda all, new: copy_rows(all, ids, new, np.arange(len(ids))),
+            self.states,
+            fetch(rows),
         )
 
     def _put(self, ids: np.ndarray, rows: Any) -> None:
@@ -198,22 +206,16 @@ class HostStore:
     def _insert(self, ids: np.ndarray, rows: PyTree) -> None:
         for leaf in jax.tree.leaves(rows)[:1]:
             slots = pad_slots(self._slot_of[ids], len(leaf), len(self._owner))
-            self._buffer = insert(self._buffer, slots, rows)
+            self.buffer = insert(self.buffer, slots, rows)
 
     def _release(self, ids: np.ndarray) -> None:
         """Give back the memory of states that are in the buffer now."""
-        for leaf in jax.tree.leaves(self.states) if self._in_memory else ():
+        for leaf in jax.tree.leaves(self.states):
             _give_back(leaf, ids)
 
-    def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
-        """The buffer that a block runs on, and the slot of each id."""
-        self.reserve(ids, room)
-        return self._buffer, self._slot_of[ids]
-
-    def save(self, ids: np.ndarray, states: PyTree) -> None:
-        """Take back the buffer that ``load`` gave."""
-        del ids
-        self._buffer = states
+    def slots(self, ids: np.ndarray) -> np.ndarray:
+        """Where the states of clients with a slot are in the buffer."""
+        return self._slot_of[ids]
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked, on the device."""
@@ -222,7 +224,7 @@ class HostStore:
         slots = self._slot_of[ids]
         if (slots < 0).all():
             return self._bring(ids, len(ids))
-        found = extract(self._buffer, np.maximum(slots, 0))
+        found = extract(self.buffer, np.maximum(slots, 0))
         for places in self.groups(np.flatnonzero(slots < 0)):
             rows = self._bring(ids[places], self._group)
             found = insert(found, pad_slots(places, self._group, len(ids)), rows)
@@ -239,31 +241,22 @@ class HostStore:
             self.wait()
             self.take_back(ids, states)
 
-    def _write_back(self) -> None:
-        """Bring the states that are in the buffer up to date in memory."""
-        if self._buffer is not None:
-            for group in self.groups(self._owner[self._owner >= 0]):
-                self.take_back(group, self._rows_of(group))
-
     def snapshot(self) -> PyTree:
         """What a checkpoint has to hold."""
         self.wait()
-        self._write_back()
-        return {"states": self.states, "known": self.known}
-
-    def template(self, changed: int) -> PyTree:
-        """The shapes of a snapshot, given how many clients the last block changed."""
-        del changed
+        if self.buffer is not None:
+            for group in self.groups(self._owner[self._owner >= 0]):
+                self.take_back(group, self._rows_of(group))
         return {"states": self.states, "known": self.known}
 
     def restore(self, snapshot: PyTree) -> None:
         """Go back to a snapshot."""
         self.wait()
         jax.tree.map(np.copyto, self.states, snapshot["states"])
-        self.clear(np.array(snapshot["known"]))
+        self._clear(np.array(snapshot["known"]))
 
 
-def _fetch(rows: PyTree) -> PyTree:
+def fetch(rows: PyTree) -> PyTree:
     """Rows of a device, on the host; a GPU writes fastest to memory that is pinned."""
     for leaf in jax.tree.leaves(rows)[:1]:
         device, *others = leaf.devices() if isinstance(leaf, jax.Array) else [None]
@@ -271,16 +264,6 @@ def _fetch(rows: PyTree) -> PyTree:
             pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
             rows = jax.device_put(rows, pinned)
     return jax.tree.map(np.asarray, rows)
-
-
-def _pages(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that take no memory before they are written."""
-    if int(np.prod(shape[1:])) * dtype.itemsize < LARGE:
-        return np.zeros(shape, dtype)
-    # Not reserved: a store may be larger than what will ever be written of it.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    pages = mmap.mmap(-1, int(np.prod(shape)) * dtype.itemsize, flags=flags)
-    return np.frombuffer(pages, np.uint8).view(dtype).reshape(shape)
 
 
 def _give_back(states: np.ndarray, ids: np.ndarray) -> None:

@@ -9,7 +9,6 @@ client reads nothing but its own window, so both give the same numbers.
 """
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
 from fedblend.simulation import devices
-from fedblend.simulation.devices import Worker
 
 DEVICE_SHARE = 0.5
 """Of the device's free memory, for rows."""
@@ -59,15 +57,10 @@ class DeviceRows:
 
     def __init__(self, splits: Mapping[str, Shards]):
         different = {id(split.examples): split.examples for split in splits.values()}
-        there = {key: jax.tree.map(_on_device, of) for key, of in different.items()}
+        there = {key: jax.tree.map(_put_on_device, of) for key, of in different.items()}
         self.examples = {
             name: there[id(split.examples)] for name, split in splits.items()
         }
-
-    def stage(
-        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
-    ) -> None:
-        """Nothing needs to be brought."""
 
     def load(
         self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
@@ -77,7 +70,7 @@ class DeviceRows:
         return self.examples[name], starts
 
 
-def _on_device(leaf: Any) -> jax.Array:
+def _put_on_device(leaf: Any) -> jax.Array:
     if isinstance(leaf, jax.Array):
         return leaf
     # Converted here: ``jnp.asarray`` compiles a program for every shape.
@@ -93,8 +86,7 @@ class HostRows:
     kind = "host"
 
     def __init__(self, splits: Mapping[str, Shards]):
-        self._splits, self._worker = splits, Worker()
-        self._staged: tuple[np.ndarray, Future] | None = None
+        self._splits = splits
         self._sizes: dict[tuple[str, int], int] = {}
         self.examples = {
             name: jax.tree.map(
@@ -113,13 +105,6 @@ class HostRows:
             self._sizes[name, clients] = max(int(largest.sum()) * datasets, 1)
         return self._sizes[name, clients]
 
-    def stage(
-        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
-    ) -> None:
-        """Begin to bring windows; ``load`` with the same ``starts`` waits for them."""
-        job = self._worker.submit(self._pack, name, starts, counts, clients)
-        self._staged = starts, job
-
     def load(
         self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
     ) -> Packed:
@@ -131,14 +116,6 @@ class HostRows:
             counts: their rows, of a shape that fits ``starts``.
             clients: that have a window, at most.
         """
-        if self._staged is not None and self._staged[0] is starts:
-            (_, job), self._staged = self._staged, None
-            return job.result()
-        return self._pack(name, starts, counts, clients)
-
-    def _pack(
-        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
-    ) -> Packed:
         room = self._most(name, clients)
         counts = np.broadcast_to(counts, starts.shape)
         at, window = np.unique(starts, return_inverse=True)

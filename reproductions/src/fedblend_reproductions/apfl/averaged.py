@@ -45,7 +45,7 @@ class Average(NamedTuple):
     weight: jax.Array
 
 
-def extended(past: Average, model: PyTree, weight: jax.Array) -> Average:
+def extend(past: Average, model: PyTree, weight: jax.Array) -> Average:
     """The average over more steps.
 
     Args:
@@ -135,20 +135,20 @@ def apfl_averaged(
             work=work._replace(optimizer=averaging(rules, weights(down.round))),
             correction=((down.correction, None), None),
         )
-        still = extended(client.past, client.personal, down.extra["apfl"].weight)
-        past = extended(still, means[1], still.weight + weights(down.round).sum())
+        still = extend(client.past, client.personal, down.extra["apfl"].weight)
+        past = extend(still, means[1], still.weight + weights(down.round).sum())
         delta = trees.subtract(reached[0], down.shared)
         up = Up(delta, mean_gradient[0], extra={"apfl": means[0]})
         return up, AveragedClient(reached[1], past)
 
     def server(aggregate, down, server, central, key):
         weight = down.extra["apfl"].weight + weights(down.round).sum()
-        extra = extended(down.extra["apfl"], aggregate.mean.extra["apfl"], weight)
+        extra = extend(down.extra["apfl"], aggregate.mean.extra["apfl"], weight)
         down, server = inner.server(aggregate, down, server, central, key)
         return down._replace(extra={"apfl": extra}), server
 
     def personal(down, client, shard, key):
-        own = extended(client.past, client.personal, down.extra["apfl"].weight)
+        own = extend(client.past, client.personal, down.extra["apfl"].weight)
         return mixing.parameters(
             per_client(alpha, shard), down.extra["apfl"].model, own.model
         )
