@@ -66,7 +66,7 @@ def from_flax(source: Any, *, dropout: Off = None) -> Model:
         for path, variable in nnx.to_flat_state(rest)
     ]
     _refuse("from_flax", type(module).__name__, dropout, drops, states)
-    name, restore = _by_path(params, holder="/value")
+    name, restore = _naming(params, holder="/value")
 
     def apply(params, inputs):
         return nnx.merge(graph, restore(params), random)(inputs)
@@ -114,7 +114,7 @@ def from_equinox(source: Any, *, dropout: Off = None) -> Model:
     _refuse("from_equinox", type(first).__name__, dropout, drops, states)
     module = equinox.nn.inference_mode(module)
     params, static = equinox.partition(module, equinox.is_inexact_array)
-    name, restore = _by_path(params)
+    name, restore = _naming(params)
 
     def init(key):
         return name(equinox.filter(draw(key), equinox.is_inexact_array))
@@ -279,7 +279,7 @@ def _refuse(
         )
 
 
-def _by_path(
+def _naming(
     tree: PyTree, holder: str = ""
 ) -> tuple[Callable[[PyTree], dict[str, jax.Array]], Callable[[dict], PyTree]]:
     """Functions from a tree of this structure to a dictionary by path, and back.

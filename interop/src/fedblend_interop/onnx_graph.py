@@ -5,12 +5,14 @@
 A value is a constant (an array) or the name of a tensor that depends on the inputs.
 """
 
+import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedblend.data.dataset import DataError
+from fedblend.data.dataset import require
 from fedblend.errors import InputError
 
 OPSET = 18
@@ -27,36 +29,29 @@ class ExportError(InputError):
     """A model that cannot be exported, and why: one line."""
 
 
-def require_onnx() -> Any:
-    """The package onnx, or one line on how to get it."""
-    try:
-        import onnx
-    except ModuleNotFoundError:
-        raise DataError("ONNX: needs onnx: pip install 'fedblend[onnx]'") from None
-    return onnx
-
-
 class OnnxGraph:
     """Operators in the order in which they run, and the constants they use.
 
     ``rows`` is the name of a tensor of one entry, the number of rows.
     """
 
-    def __init__(self, parent: "OnnxGraph | None" = None):
-        self.onnx = require_onnx()
+    def __init__(self):
+        self.onnx = require("onnx", "ONNX", extra="onnx")
         self.nodes: list[Any] = []
-        self.parent = parent
-        self.rows: str = "" if parent is None else parent.rows
-        self.constants: dict[str, np.ndarray] = (
-            {} if parent is None else parent.constants
-        )
-        self._known: dict[tuple, str] = {} if parent is None else parent._known
-        self._count: list[int] = [0] if parent is None else parent._count
+        self.rows = ""
+        self.constants: dict[str, np.ndarray] = {}
+        self._known: dict[tuple, str] = {}
+        self._numbers = itertools.count(1)
+
+    def body(self) -> "OnnxGraph":
+        """A graph for the inside of a loop, which has the constants of this one."""
+        inside = copy.copy(self)
+        inside.nodes = []
+        return inside
 
     def name(self, prefix: str = "t") -> str:
         """A new name of a tensor."""
-        self._count[0] += 1
-        return f"{prefix}{self._count[0]}"
+        return f"{prefix}{next(self._numbers)}"
 
     def constant(self, values: Any, dtype: Any = None) -> str:
         """The name of a constant; equal constants have the same."""

@@ -138,12 +138,12 @@ def _equation(graph: OnnxGraph, equation: Any, inputs: list[Value]) -> list[Valu
     if name == "scan":
         return _scan(graph, equation, inputs)
     if not any(isinstance(value, str) for value in inputs) and is_static(equation):
-        return _computed(equation, inputs)
+        return _compute(equation, inputs)
     found = RULES[name](graph, equation, inputs)
     return found if isinstance(found, list) else [found]
 
 
-def _computed(equation: Any, inputs: list[Value]) -> list[Value]:
+def _compute(equation: Any, inputs: list[Value]) -> list[Value]:
     """The outputs of an equation of constants."""
     arguments = [jax.numpy.asarray(value) for value in inputs]
     found = equation.primitive.bind(*arguments, **equation.params)
@@ -155,7 +155,7 @@ def _scan(graph: OnnxGraph, equation: Any, inputs: list[Value]) -> list[Value]:
     """A loop over the first axis as ONNX's Scan, which means the same."""
     params = equation.params
     consts, carried = scan_inputs(params)
-    body, program = OnnxGraph(graph), params["jaxpr"]
+    body, program = graph.body(), params["jaxpr"]
     given = program.jaxpr.invars[consts:]
     names = [body.name("state" if i < carried else "item") for i in range(len(given))]
     inside = run(body, program.jaxpr, program.consts, [*inputs[:consts], *names])

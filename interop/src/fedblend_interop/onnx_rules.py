@@ -166,23 +166,23 @@ def _convolution(graph, equation, inputs):
     edges += [high for _, high in params["padding"]]
     if min(edges, default=0) < 0:
         raise ExportError("onnx: a convolution that cuts its inputs has no rule")
-    images = _ordered(graph, inputs[0], numbers.lhs_spec)
+    images = _reorder(graph, inputs[0], numbers.lhs_spec)
     shape = [equation.invars[0].aval.shape[axis] for axis in numbers.lhs_spec]
     for axis, gap in enumerate(params["lhs_dilation"], start=2):
         images, shape[axis] = apart(graph, images, shape, axis, gap)
     found = graph.add(
         "Conv",
         images,
-        _ordered(graph, inputs[1], numbers.rhs_spec),
+        _reorder(graph, inputs[1], numbers.rhs_spec),
         strides=list(params["window_strides"]),
         pads=edges,
         dilations=list(params["rhs_dilation"]),
         group=params["feature_group_count"],
     )
-    return _ordered(graph, found, np.argsort(numbers.out_spec))
+    return _reorder(graph, found, np.argsort(numbers.out_spec))
 
 
-def _ordered(graph: OnnxGraph, value: Value, order: Any) -> Value:
+def _reorder(graph: OnnxGraph, value: Value, order: Any) -> Value:
     order = [int(axis) for axis in order]
     if order == list(range(len(order))):
         return value
@@ -210,7 +210,7 @@ def _pooling(operator: str) -> Rule:
         )
         found = graph.add(
             operator,
-            _ordered(graph, inputs[0], order),
+            _reorder(graph, inputs[0], order),
             kernel_shape=[int(window[at]) for at in inside],
             strides=[int(strides[at]) for at in inside],
             pads=[int(edge) for edge in edges],
@@ -220,7 +220,7 @@ def _pooling(operator: str) -> Rule:
             size = np.prod([window[at] for at in inside])
             factor = np.asarray(size, equation.outvars[0].aval.dtype)
             found = graph.add("Mul", found, factor)
-        return _ordered(graph, found, np.argsort(order))
+        return _reorder(graph, found, np.argsort(order))
 
     return rule
 

@@ -22,7 +22,7 @@ def ints(*values: Any) -> np.ndarray:
     return np.asarray(values, np.int64)
 
 
-def known(size: Any) -> bool:
+def is_known(size: Any) -> bool:
     """Whether a size does not depend on the number of rows."""
     return isinstance(size, int | np.integer)
 
@@ -30,12 +30,12 @@ def known(size: Any) -> bool:
 def is_static(equation: Any) -> bool:
     """Whether no output of an equation depends on the number of rows."""
     shapes = [variable.aval.shape for variable in equation.outvars]
-    return all(known(size) for shape in shapes for size in shape)
+    return all(is_known(size) for shape in shapes for size in shape)
 
 
 def reshape_to(graph: OnnxGraph, value: Value, shape: Sequence[Any]) -> Value:
     """A value in another shape, of which one size may be symbolic."""
-    sizes = [int(size) if known(size) else -1 for size in shape]
+    sizes = [int(size) if is_known(size) else -1 for size in shape]
     if sizes.count(-1) > 1:
         raise ExportError(f"onnx: a shape of several open sizes, {tuple(shape)}")
     return graph.add("Reshape", value, ints(*sizes))
@@ -59,10 +59,10 @@ def _broadcast(graph, equation, inputs):
         return value
     parts = []
     for have, want in zip(padded, shape, strict=True):
-        if known(want):
+        if is_known(want):
             parts.append(ints(want))
         else:  # 1 leaves a size that is there already
-            parts.append(_size(graph, want) if known(have) else ints(1))
+            parts.append(_size(graph, want) if is_known(have) else ints(1))
     return graph.add("Expand", value, graph.add("Concat", *parts, axis=0))
 
 
@@ -109,7 +109,7 @@ def _cut(
     ]
     if not axes:
         return value
-    if not all(known(ends[axis]) for axis in axes):
+    if not all(is_known(ends[axis]) for axis in axes):
         raise ExportError("onnx: a part of the rows is cut out of all rows")
     numbers = [[int(of[axis]) for axis in axes] for of in (starts, ends)]
     chosen = [*numbers, axes, [steps[axis] for axis in axes]]
@@ -178,7 +178,7 @@ def _gather(graph, equation, inputs):
     if not isinstance(places, str) and not batch:
         starts: list[Any] = [0] * len(shape)
         for axis, start in zip(axes, places.tolist(), strict=True):
-            most = shape[axis] - sizes[axis] if known(shape[axis]) else 0
+            most = shape[axis] - sizes[axis] if is_known(shape[axis]) else 0
             starts[axis] = min(max(int(start), 0), most)
         ends = [start + size for start, size in zip(starts, sizes, strict=True)]
         cut = _cut(graph, operand, starts, ends, shape)
@@ -259,7 +259,7 @@ def _reverse(graph, equation, inputs):
 
 def _tile(graph, equation, inputs):
     times = [
-        ints(count) if known(count) else _size(graph, count)
+        ints(count) if is_known(count) else _size(graph, count)
         for count in equation.params["reps"]
     ]
     return graph.add("Tile", inputs[0], graph.add("Concat", *times, axis=0))

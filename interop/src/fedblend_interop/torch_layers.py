@@ -43,7 +43,7 @@ def _each(values: int | Sizes, axes: int) -> list[int]:
     return np.broadcast_to(values, axes).tolist()
 
 
-def _padded(x, sizes: Sizes, value, ceil: Sizes | None = None):
+def _pad(x, sizes: Sizes, value, ceil: Sizes | None = None):
     """The last axes with this padding on both sides, and more above by ``ceil``."""
     more = ceil or [0] * len(sizes)
     edges = [(size, size + extra, 0) for size, extra in zip(sizes, more, strict=True)]
@@ -78,17 +78,17 @@ def _convolution(
         _each(one, axes) for one in (stride, padding, dilation)
     )
     if transposed:
-        outputs = _transposed(
+        outputs = _convolve_transposed(
             x, weight, stride, padding, dilation, _each(out_padding, axes), groups
         )
     else:
-        outputs = _convolved(_padded(x, padding, 0.0), weight, stride, dilation, groups)
+        outputs = _convolve(_pad(x, padding, 0.0), weight, stride, dilation, groups)
     if bias is not None:
         outputs = outputs + bias.reshape(-1, *[1] * axes)
     return outputs[0] if alone else outputs
 
 
-def _convolved(x, weight, stride, dilation, groups):
+def _convolve(x, weight, stride, dilation, groups):
     """[rows, channels, ...] with weights [outputs, channels / groups, kernel...].
 
     The rows come after the channels: long axes last make both copies and product fast.
@@ -103,7 +103,7 @@ def _convolved(x, weight, stride, dilation, groups):
     return jnp.moveaxis(result.reshape(outputs, *sizes), 1, 0)
 
 
-def _transposed(x, weight, stride, padding, dilation, out_padding, groups):
+def _convolve_transposed(x, weight, stride, padding, dilation, out_padding, groups):
     """The gradient of a convolution, as a layer; weights [channels, outputs / g, k]."""
     axes = weight.ndim - 2
     channels, each, *kernel = weight.shape
@@ -117,7 +117,7 @@ def _transposed(x, weight, stride, padding, dilation, out_padding, groups):
     whole = [(0, 0, 0), (0, 0, 0)]
     whole += [(*edges[axis], stride[axis] - 1) for axis in range(axes)]
     spread = lax.pad(x, jnp.zeros((), x.dtype), whole)
-    return _convolved(spread, turned, [1] * axes, dilation, groups)
+    return _convolve(spread, turned, [1] * axes, dilation, groups)
 
 
 def _ceiling(x, kernel, stride, padding, dilation) -> list[int]:
@@ -139,7 +139,7 @@ def _max_pool(x, kernel, stride=(), padding=(0,), dilation=(1,), ceil=False):
     stride = _each(stride, axes) if stride else kernel
     padding, dilation = _each(padding, axes), _each(dilation, axes)
     more = _ceiling(x, kernel, stride, padding, dilation) if ceil else None
-    padded = _padded(x, padding, -jnp.inf, more)
+    padded = _pad(x, padding, -jnp.inf, more)
     copies = _shifts(padded, kernel, stride, dilation, x.ndim - axes)
     largest = next(copies)
     for copy in copies:
@@ -156,7 +156,7 @@ def _avg_pool(
     more = _ceiling(x, kernel, stride, padding, ones) if ceil else None
 
     def total(values, inside):
-        padded = _padded(_padded(values, padding, inside), [0] * axes, 0.0, more)
+        padded = _pad(_pad(values, padding, inside), [0] * axes, 0.0, more)
         return sum(_shifts(padded, kernel, stride, ones, values.ndim - axes))
 
     if divisor is None and (more or not count_padding):
@@ -196,50 +196,50 @@ def _adaptive_max_pool(x, counts):
     return stacked.reshape(*stacked.shape[:-1], *counts), None
 
 
-def _normalized(x, axes, eps):
+def _normalize(x, axes, eps):
     mean = x.mean(axis=axes, keepdims=True)
     variance = jnp.square(x - mean).mean(axis=axes, keepdims=True)
     return (x - mean) * lax.rsqrt(variance + eps)
 
 
-def _scaled(x, weight, bias):
+def _scale(x, weight, bias):
     x = x if weight is None else x * weight
     return x if bias is None else x + bias
 
 
 def _layer_norm(x, shape, weight, bias, eps):
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    return _scaled(_normalized(x, axes, eps), weight, bias), None, None
+    return _scale(_normalize(x, axes, eps), weight, bias), None, None
 
 
-def _by_channel(values, axes: int):
+def _channel_shape(values, axes: int):
     return None if values is None else values.reshape(-1, *[1] * (axes - 2))
 
 
 def _group_norm(x, weight, bias, rows, channels, size, groups, eps):
     del channels, size
     apart = x.reshape(rows, groups, -1)
-    here = _normalized(apart, (2,), eps).reshape(x.shape)
-    weight, bias = _by_channel(weight, x.ndim), _by_channel(bias, x.ndim)
-    return _scaled(here, weight, bias), None, None
+    here = _normalize(apart, (2,), eps).reshape(x.shape)
+    weight, bias = _channel_shape(weight, x.ndim), _channel_shape(bias, x.ndim)
+    return _scale(here, weight, bias), None, None
 
 
 def _frozen_batch_norm(x, weight, bias, mean, variance, momentum, eps):
     del momentum
     weight, bias, mean, variance = (
-        _by_channel(one, x.ndim) for one in (weight, bias, mean, variance)
+        _channel_shape(one, x.ndim) for one in (weight, bias, mean, variance)
     )
     here = (x - mean) * lax.rsqrt(variance + eps)
-    return _scaled(here, weight, bias), None, None
+    return _scale(here, weight, bias), None, None
 
 
 def _instance_norm(x, weight, bias, training, momentum, eps):
     """As ``InstanceNorm`` asks for it: one row that has all channels of all rows."""
     del training, momentum
     axes = (0, *range(2, x.ndim))
-    here = _normalized(x, axes, eps)
-    weight, bias = _by_channel(weight, x.ndim), _by_channel(bias, x.ndim)
-    return _scaled(here, weight, bias), None, None
+    here = _normalize(x, axes, eps)
+    weight, bias = _channel_shape(weight, x.ndim), _channel_shape(bias, x.ndim)
+    return _scale(here, weight, bias), None, None
 
 
 LAYERS: dict[str, Callable[..., PyTree]] = {

@@ -25,7 +25,7 @@ from fedblend_interop.torch_program import (
     Off,
     TorchProgram,
     example_errors,
-    exported,
+    export_module,
     program_of,
     refuse_training_only,
 )
@@ -82,13 +82,13 @@ def from_torch(
             describe(source),
         )
     rows = _example(example)
-    module = _prepared(copy.deepcopy(source), rows) if given else _made(source, rows, 0)
+    module = _prepare(copy.deepcopy(source), rows) if given else _make(source, rows, 0)
     rows = tuple(_like_parameters(one, module) for one in rows)
     name = type(module).__name__
     refuse_training_only(name, module, rows, dropout, freeze_batch_norm)
     start = _parameters(module)
-    program = program_of(name, exported(name, module.eval(), rows))
-    program = _assigned(program, module, start)
+    program = program_of(name, export_module(name, module.eval(), rows))
+    program = _assign(program, module, start)
     shapes = [(tuple(one.shape[1:]), _dtype(one)) for one in rows]
 
     def init(key):
@@ -101,17 +101,15 @@ def from_torch(
         }
 
         def draw(seed):
-            return _parameters(_made(source, rows, int(seed)))
+            return _parameters(_make(source, rows, int(seed)))
 
         seed = jax.random.bits(key, (), jnp.uint32)
         return jax.pure_callback(draw, kinds, seed, vmap_method="sequential")
 
     def apply(params, inputs):
         several = inputs if isinstance(inputs, list | tuple) else (inputs,)
-        return program(
-            params,
-            *(_shaped(one, *shape) for one, shape in zip(several, shapes, strict=True)),
-        )
+        pairs = zip(several, shapes, strict=True)
+        return program(params, *(_shape_rows(one, *shape) for one, shape in pairs))
 
     return Model(init, apply)
 
@@ -224,7 +222,7 @@ def _example(example: Any) -> "tuple[Tensor, ...]":
     return tuple(torch.cat([one, one]) if len(one) == 1 else one for one in rows)
 
 
-def _made(
+def _make(
     source: Callable[[], "nn.Module"], rows: "tuple[Tensor, ...]", seed: int
 ) -> "nn.Module":
     """The module of a function, drawn with this seed; PyTorch's own stays as it was."""
@@ -240,10 +238,10 @@ def _made(
                 "an nn.Module, or a function that makes one",
                 f"a function that returns {describe(module)}",
             )
-        return _prepared(module, rows)
+        return _prepare(module, rows)
 
 
-def _prepared(module: "nn.Module", rows: "tuple[Tensor, ...]") -> "nn.Module":
+def _prepare(module: "nn.Module", rows: "tuple[Tensor, ...]") -> "nn.Module":
     """The module on the CPU, with the shapes of layers that find theirs at first."""
     import torch
     from torch.nn.parameter import is_lazy
@@ -293,7 +291,7 @@ def _names(module: "nn.Module") -> dict[str, str]:
     return {path: first[value] for path, value in every}
 
 
-def _assigned(
+def _assign(
     program: TorchProgram, module: "nn.Module", trained: Container[str]
 ) -> TorchProgram:
     """The program with frozen parameters as constants, and tied ones under one name."""
@@ -319,7 +317,7 @@ def _refuse_precision(name: str, start: Mapping[str, np.ndarray]) -> None:
             )
 
 
-def _shaped(inputs: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
+def _shape_rows(inputs: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
     """Rows in the shape and dtype of the example's.
 
     Axes of size 1 may be missing or elsewhere, channels may be last, and rows of at

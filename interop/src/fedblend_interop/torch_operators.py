@@ -226,12 +226,12 @@ def _pad(x, sizes, value=0.0):
     return lax.pad(x, jnp.asarray(value, x.dtype), edges)
 
 
-def _at(indices: Index) -> tuple:
+def _index(indices: Index) -> tuple:
     return tuple(slice(None) if one is None else one for one in indices)
 
 
 def _index_put(x, indices: Index, values, accumulate=False):
-    here = x.at[_at(indices)]
+    here = x.at[_index(indices)]
     return here.add(values) if accumulate else here.set(values)
 
 
@@ -276,7 +276,7 @@ SHAPES: dict[str, Callable[..., PyTree]] = {
     "full": lambda sizes, value, *_: jnp.full(sizes, value),
     "full_like": lambda x, value, *_: jnp.full_like(x, value),
     "gather": lambda x, axis, index, *_: x[_places(x, axis, index)],
-    "index": lambda x, indices: x[_at(indices)],
+    "index": lambda x, indices: x[_index(indices)],
     "index_put": _index_put,
     "index_select": lambda x, axis, index: jnp.take(x, index, axis=axis),
     "permute": lambda x, axes: jnp.transpose(x, [axis % x.ndim for axis in axes]),

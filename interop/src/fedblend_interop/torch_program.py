@@ -85,26 +85,29 @@ class TorchProgram(NamedTuple):
         with jax.numpy_rank_promotion("allow"):  # as PyTorch does
             for step in self.steps:
                 values = step.function(
-                    *_resolved(step.arguments, known), **_resolved(step.keywords, known)
+                    *_resolve(step.arguments, known), **_resolve(step.keywords, known)
                 )
-                known[step.name] = _typed(values, step.dtypes)
+                known[step.name] = _cast(values, step.dtypes)
         return known[self.output]
 
 
-def _resolved(value: Any, known: Mapping[str, Any]) -> Any:
-    if isinstance(value, Reference):
-        return known[value.name]
-    if isinstance(value, list | tuple):
-        return [_resolved(one, known) for one in value]
-    if isinstance(value, Mapping):
-        return {key: _resolved(one, known) for key, one in value.items()}
-    return value
+def _resolve(value: Any, known: Mapping[str, Any]) -> Any:
+    """Arguments with the values that they refer to."""
+
+    def is_reference(one: Any) -> bool:
+        return isinstance(one, Reference)
+
+    return jax.tree.map(
+        lambda one: known[one.name] if is_reference(one) else one,
+        value,
+        is_leaf=is_reference,
+    )
 
 
-def _typed(value: Any, dtype: Any) -> Any:
+def _cast(value: Any, dtype: Any) -> Any:
     """The value with the dtype of PyTorch; sizes stay numbers of Python."""
     if isinstance(dtype, tuple):
-        return [_typed(*pair) for pair in zip(value, dtype, strict=False)]
+        return [_cast(*pair) for pair in zip(value, dtype, strict=False)]
     if value is None or dtype is None:
         return value
     return jnp.asarray(value, jax.dtypes.canonicalize_dtype(dtype))
@@ -121,7 +124,7 @@ def decompositions() -> "dict[Any, Callable[..., Any]]":
     return table
 
 
-def exported(
+def export_module(
     name: str, module: "nn.Module", example: tuple["Tensor", ...]
 ) -> "ExportedProgram":
     """The graph of a module for any number of rows, in ATen's core operators."""
@@ -348,7 +351,7 @@ def example_errors(
         ) from None
 
 
-def observed(
+def observe(
     module: "nn.Module", example: tuple["Tensor", ...], training: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The layers that draw, and those that use statistics of the batch.
@@ -437,10 +440,10 @@ def refuse_training_only(
     Raises:
         InputError: one line, with the layers.
     """
-    drawing, averaging = observed(module, example, training=True)
+    drawing, averaging = observe(module, example, training=True)
     if drawing:
         refuse_dropout("from_torch", name, dropout, f"in {layers(drawing)}")
-    _, always = observed(module, example, training=False)
+    _, always = observe(module, example, training=False)
     if always:
         raise InputError(
             f"from_torch: {name} has {layers(always)}, which takes the statistics of "
