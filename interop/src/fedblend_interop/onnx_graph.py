@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.data.dataset import require
+from fedblend.extras import require
 from fedblend.errors import InputError
 
 OPSET = 18
