@@ -55,8 +55,7 @@ def __getattr__(name: str) -> Any:
     if home in _EXTRAS:
         from fedblend.extras import require
 
-        needs = home.replace("_", "-"), _EXTRAS[home]
-        package = require(home, f"fb.{name}", *needs)
+        package = require(home, f"fb.{name}", extra=_EXTRAS[home])
         if name == "adapt":
             return package
     found = None if home == "fedblend" else getattr(import_module(home), name, None)

@@ -9,11 +9,18 @@ from fedblend.errors import ELSEWHERE, InputError
 
 
 def require(module: str, purpose: str, package: str = "", extra: str = "data") -> Any:
-    """Import a module of an extra, or raise one line on how to get it."""
+    """Import a module of an extra, or raise one line on how to get it.
+
+    Args:
+        module: its full name.
+        purpose: what needs it.
+        package: its distribution, where that is not named as the module's package.
+        extra: the extra of fedblend that brings it.
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError:
-        package = package or module.partition(".")[0]
+        package = package or module.partition(".")[0].replace("_", "-")
         raise InputError(
             f"{purpose}: needs {package}: pip install 'fedblend[{extra}]'"
         ) from None
@@ -29,5 +36,4 @@ def find_elsewhere(package: str, name: str) -> Any:
     if name not in ELSEWHERE:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     extra, asked = ELSEWHERE[name], f"{package.replace('fedblend', 'fb')}.{name}"
-    found = require(f"fedblend_{extra}", asked, f"fedblend-{extra}", extra)
-    return getattr(found, name)
+    return getattr(require(f"fedblend_{extra}", asked, extra=extra), name)

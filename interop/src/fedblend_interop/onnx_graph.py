@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.extras import require
 from fedblend.errors import InputError
+from fedblend.extras import require
 
 OPSET = 18
 """The version of ONNX's operators; reductions take their axes as an input."""

@@ -145,9 +145,7 @@ def follow(
     from fedblend.extras import require
     from fedblend.runs.run_folder import Folder, read_rows
 
-    interop = require(
-        "fedblend_interop.trackers", "trackers", "fedblend-interop", "trackers"
-    )
+    interop = require("fedblend_interop.trackers", "trackers", extra="trackers")
     words = [word.strip() for name in names for word in name.split(",")]
     tables = config.model_dump(exclude_none=True)
     trackers = interop.folder_trackers(words, out, config.name, tables)

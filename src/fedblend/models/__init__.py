@@ -53,8 +53,9 @@ _EXTRAS = dict.fromkeys(("from_torch", "state_dict", "to_torch"), "torch") | {
 
 def __getattr__(name: str) -> Any:
     if name in _EXTRAS:
-        needed = f"fb.models.{name}", "fedblend-interop", _EXTRAS[name]
-        return getattr(require("fedblend_interop.frameworks", *needed), name)
+        asked, extra = f"fb.models.{name}", _EXTRAS[name]
+        interop = require("fedblend_interop.frameworks", asked, extra=extra)
+        return getattr(interop, name)
     if name in ("load_transformer", "save_transformer"):
         raise AttributeError(
             f"fb.models.{name}: public weights are read by transformers, and "

@@ -182,8 +182,8 @@ def model_from(
     made, switches = make(), switches or {}
     library = find_library(made)
     if library is not None:
-        needed = f"a module of {library}", "fedblend-interop", LIBRARIES[library][1]
-        interop = require("fedblend_interop.frameworks", *needed)
+        needed, extra = f"a module of {library}", LIBRARIES[library][1]
+        interop = require("fedblend_interop.frameworks", needed, extra=extra)
         return interop.convert_module(
             library, make, made, shape, integers, precision, switches
         )

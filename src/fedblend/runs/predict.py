@@ -91,9 +91,7 @@ def predict_file(
     if not path.is_file():
         raise RunError(f"{path}: no such file")
     if path.suffix == ".onnx":
-        interop = require(
-            "fedblend_interop.onnx_predict", path.name, "fedblend-interop", "onnx"
-        )
+        interop = require("fedblend_interop.onnx_predict", path.name, extra="onnx")
         return interop.predict_onnx(path, source, imports=imports)
     return predict_all(read_portable(path, imports=imports), source)
 

@@ -244,9 +244,7 @@ def model_of(config: "Config", task: Task, loss: str) -> models.Model:
     if config.adapt is not None:
         rows, described = some_inputs(task, precision), [choice.model_dump(), loss]
         described.append(str(task))
-        adapters = require(
-            "fedblend_adapters.configured", "adapt", "fedblend-adapters", "adapters"
-        )
+        adapters = require("fedblend_adapters.configured", "adapt", extra="adapters")
         model = adapters.adapt_model(config.adapt, model, rows, described)
     return _in_form(config, model, task, loss)
 

@@ -22,9 +22,7 @@ from fedblend.simulation.serialize import pack_named, write_atomically
 
 
 def _onnx(portable: Portable) -> bytes:
-    interop = require(
-        "fedblend_interop.onnx_file", "export: onnx", "fedblend-interop", "onnx"
-    )
+    interop = require("fedblend_interop.onnx_file", "export: onnx", extra="onnx")
     return interop.onnx_file(
         portable.params,
         portable.apply,
@@ -37,9 +35,7 @@ def _onnx(portable: Portable) -> bytes:
 
 
 def _torch(portable: Portable) -> bytes:
-    interop = require(
-        "fedblend_interop.torch_names", "export: torch", "fedblend-interop", "torch"
-    )
+    interop = require("fedblend_interop.torch_names", "export: torch", extra="torch")
     facts, task = {**portable.facts, "format": "pt"}, portable.task
     if (task.center, task.scale) != (0, 1):
         facts |= {"center": str(task.center), "scale": str(task.scale)}
@@ -49,9 +45,7 @@ def _torch(portable: Portable) -> bytes:
 
 
 def _peft(portable: Portable) -> dict[str, bytes]:
-    adapters = require(
-        "fedblend_adapters.configured", "export: peft", "fedblend-adapters", "adapters"
-    )
+    adapters = require("fedblend_adapters.configured", "export: peft", extra="adapters")
     return adapters.as_peft(portable)
 
 
