@@ -13,7 +13,9 @@ import pytest
 
 import fedblend_reproductions.datasets  # noqa: F401 (registers the papers' datasets)
 from fedblend.config import toml
+from fedblend.config.config import check
 from fedblend.runs import results
+from fedblend.runs.run import run_config
 from fedblend_reproductions.datasets.download import PUBLIC_SETS
 from fedblend_reproductions.datasets.download import data_home as home_of_data
 from tiny_config import TINY
@@ -78,6 +80,20 @@ def compiled(tmp_path_factory):
     yield names["jax_compilation_cache_dir"]
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory, compiled) -> Path:
+    """The folder of a finished run of the tiny configuration."""
+    out = tmp_path_factory.mktemp("tiny") / "run"
+    run_config(check(copy.deepcopy(TINY), "here"), out, figures=False)
+    return out
+
+
+@pytest.fixture
+def copy_run(tiny_run, tmp_path) -> Path:
+    """A copy of a finished run of the tiny configuration, to be changed freely."""
+    return Path(shutil.copytree(tiny_run, tmp_path / "out"))
 
 
 @pytest.fixture(scope="module")

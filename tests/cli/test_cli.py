@@ -19,6 +19,7 @@ import pytest
 
 from fedblend.cli import main, run, screen
 from fedblend.config import toml
+from fedblend.runs import results
 
 TINY = {
     "version": 1,
@@ -34,10 +35,12 @@ ROWS = "".join(f"{i},{-i},{'ab'[i % 2]},{i // 2 % 2}\n" for i in range(20))
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    """An empty folder to stand in, and a cache of its own."""
+def place(request, tmp_path, monkeypatch, compiled):
+    """An empty folder to stand in; figures, which take a second, for one test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(screen, "compile_cache", lambda: None)
+    if request.function is not test_a_run_says_what_it_chose:
+        monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
     return tmp_path
 
 
@@ -64,12 +67,13 @@ def fails(capsys, *arguments) -> str:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, compiled):
     """The folder of a finished run."""
     home = tmp_path_factory.mktemp("finished")
     path = home / "tiny.toml"
     path.write_text(toml.write({**TINY, "measure": {"local": 1}}))
-    assert main(["run", str(path), "--out", str(home / "out"), "--seed", "1", "2"]) == 0
+    asked = ["--out", str(home / "out"), "--figures", "", "--seed", "1", "2"]
+    assert main(["run", str(path), *asked]) == 0
     return home
 
 
@@ -110,7 +114,7 @@ def test_bad_settings(settings, line, capsys):
          "row 20 (counted from 0), column 'x' is nan; only finite numbers are usable"),
         (HEADER + "1,2,a,0\n2,3,b,0\n",
          "all 2 targets are 0; at least 2 classes are needed"),
-        (None, "own.csv: no such file or folder"),
+        (None, "own.csv: no such file"),
         ("\0" * 50, "own.csv: "),
         ("", "own.csv: "),
     ],

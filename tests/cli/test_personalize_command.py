@@ -95,9 +95,9 @@ def test_new_clients_get_models_and_the_run_stays_as_it_was(finished, capsys):
     assert contents(finished) == before
     first, second = json.loads(capsys.readouterr().out)
     assert (first["name"], first["train"], first["test"]) == ("D/1", 10, 10)
-    assert first["gained"] is True
-    assert 0 < first["low"] < first["after"] - first["before"] <= first["high"]
-    assert (second["name"], second["test"], second["gained"]) == ("E", 0, None)
+    gain = first["personal_accuracy"] - first["shared_accuracy"]
+    assert 0 < first["gain_low"] < gain <= first["gain_high"]
+    assert (second["name"], second["test"], second["harmed"]) == ("E", 0, "")
     assert sorted(path.name for path in Path().glob("*.safetensors")) == [
         "own-D-1.safetensors",
         "own-E.safetensors",

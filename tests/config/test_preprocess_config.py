@@ -240,8 +240,8 @@ def test_new_clients_of_a_run_bring_raw_tables(finished, tmp_path):
     new.to_parquet(tmp_path / "new.parquet")
     found = personalize_from(finished, tmp_path / "new.parquet", seed=1)
     (line,) = found.gains()
-    assert (line.name, line.train + line.test) == ("new", 60)
-    assert np.isfinite([line.before, line.after]).all()
+    assert (line["name"], line["train"] + line["test"]) == ("new", 60)
+    assert np.isfinite([line["shared_accuracy"], line["personal_accuracy"]]).all()
 
 
 def test_damage_is_one_line(finished, tmp_path):

@@ -118,7 +118,7 @@ def test_measures_and_predictions_are_in_the_unit_of_the_table(run):
 @pytest.mark.slow
 def test_new_clients_are_measured_in_the_unit_of_the_table(run, file):
     (line, *_) = personalize_from(run.folder.path, file).gains()
-    assert line.after < 0.5 * 1500**2
+    assert line["personal_mse"] < 0.5 * 1500**2
 
 
 def test_exported_files_predict_in_the_unit_of_the_table(run, tmp_path):

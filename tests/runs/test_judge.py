@@ -182,7 +182,7 @@ def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch, made)
     assert main(asked) == 0
     said = capsys.readouterr().out
     assert "corrected" in said and "far is the best of 2 candidates" in said
-    assert main([*asked, "--json", "--searched", "9"]) == 0
+    assert main([*asked, "--format", "json", "--searched", "9"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["searched"] == 9 and plain["candidates"][0]["clear"]
 

@@ -14,7 +14,7 @@ from rich.console import Console
 import example_arguments as examples
 import fedblend as fb
 from fedblend.config.build import build
-from fedblend.config.config import check, load
+from fedblend.config.config import check, dump, load
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.registry import ALGORITHMS
 from fedblend.report.measures import training_alone
@@ -365,9 +365,9 @@ def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path, monkeypatch)
     assert comparable(tmp_path / "stopped") == comparable(tmp_path / "whole")
 
 
-def test_a_finished_run_is_left_alone(tiny, tmp_path):
-    config, out = check(tiny, "here"), tmp_path / "out"
-    summary = run_config(config, out)
+def test_a_finished_run_is_left_alone(tiny, copy_run):
+    config, out = check(tiny, "here"), copy_run
+    summary = json.loads((out / "summary.json").read_text())
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert run_config(config, out, resume=True) == summary
     assert written == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -384,9 +384,8 @@ def test_a_damaged_config_in_the_folder(tiny, tmp_path):
         run_config(check(tiny, "here"), tmp_path, resume=True)
 
 
-def test_changed_data_is_noticed(tiny, tmp_path):
-    config, out = check(tiny, "here"), tmp_path / "out"
-    run_config(config, out)
+def test_changed_data_is_noticed(tiny, copy_run):
+    config, out = check(tiny, "here"), copy_run
     (out / "summary.json").unlink()
     origin = json.loads((out / "run.json").read_text())
     origin["data"]["sha256"] = "0"
@@ -395,16 +394,13 @@ def test_changed_data_is_noticed(tiny, tmp_path):
         run_config(config, out, resume=True)
 
 
-def test_the_checkpoint_of_another_config(tiny, tmp_path):
-    out = tmp_path / "out"
-    run_config(check(tiny, "here"), out)
+def test_the_checkpoint_of_another_config(tiny, copy_run):
     tiny["algorithm"]["name"] = "scaffold"
-    other = tmp_path / "other"
-    run_config(check(tiny, "here"), other)
-    (other / "summary.json").unlink()
-    (out / "checkpoint").replace(other / "checkpoint")
+    other = check(tiny, "here")
+    (copy_run / "config.toml").write_text(dump(other))
+    (copy_run / "summary.json").unlink()
     with pytest.raises(CheckpointError, match=r"another config: algorithm\.name"):
-        run_config(check(tiny, "here"), other, resume=True)
+        run_config(other, copy_run, resume=True)
 
 
 def test_what_simulate_refuses_names_the_key(tiny, tmp_path):

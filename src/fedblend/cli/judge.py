@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import option
+from fedblend.cli.screen import Format, OutputFormat, option
 
 if TYPE_CHECKING:
     from fedblend.runs.judge import Judgement
@@ -44,9 +44,7 @@ def judge(
         float,
         option("Test rows over training rows, where seeds resplit a table.", min=0.0),
     ] = 0.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON and no table.")
-    ] = False,
+    format: OutputFormat = Format.table,
 ) -> None:
     """Compare scores of any library with a baseline, and say what is clear of chance.
 
@@ -75,7 +73,7 @@ def judge(
         score=score,
         overlap=overlap,
     )
-    if as_json:
+    if format is Format.json:
         typer.echo(json.dumps(found.plain(), indent=1))
         return
     _show(found)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend personalize``: models for clients that took no part in training."""
 
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import Format, Imports, OutputFormat, Seed, option
 
 if TYPE_CHECKING:
-    from fedblend.runs.personalize import ClientGain
+    from fedblend.report.measures import ModelScores
 
 
 def personalize(
@@ -74,47 +75,42 @@ def personalize(
         imports=imports,
     )
     paths, gains = found.save(out), found.gains()
-    if format is Format.table:
-        _print(gains, paths)
+    if format is Format.json:
+        from fedblend.runs.run_folder import json_text
+
+        models = [{"model": str(path)} for path in paths]
+        typer.echo(json_text(list(map(operator.or_, gains, models))))
         return
-
-    from fedblend.runs.run_folder import json_text
-
-    lines = [
-        {**gain._asdict(), "gained": gain.better, "model": str(path)}
-        for gain, path in zip(gains, paths, strict=True)
-    ]
-    typer.echo(json_text(lines))
+    _print(found.compare(), gains)
+    model = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    screen.say(f"model: {model}")
 
 
-def _print(gains: list["ClientGain"], paths: list[Path]) -> None:
+def _print(compared: "ModelScores | None", gains: list[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    from fedblend.report.verdict import who_gains
+    from fedblend.stats.gains import gain_summary
+
+    metric = "accuracy" if compared is None else compared.metric
     heads = ("client", "rows", "held out", "shared", "personal", "gain, 95 %")
     made = screen.table(*heads, "gained", right=1)
     made.columns[-1].justify = "left"
-    made.title = f"{gains[0].metric} on held-out rows, before and after"
+    made.title = f"{metric} on held-out rows, before and after"
     made.title_justify = "left"
-    for gain in gains:
-        made.add_row(*_cells(gain))
+    for line in gains:
+        cells = ["-"] * 4
+        if line.get("gain_over_shared", "") != "":
+            values = [f"{line[f'{of}_{metric}']:.4f}" for of in ("shared", "personal")]
+            low = float(line["gain_low"] or "-inf")
+            high = float(line["gain_high"] or "inf")
+            told = "yes" if low > 0 else {"yes": "no"}.get(line["harmed"], "either")
+            cells = [*values, f"{low:+.3f} to {high:+.3f}", told]
+        counts = [str(line["train"] + line["test"]), str(line["test"])]
+        made.add_row(Text(line["name"]), *counts, *cells)
     screen.console().print(made)
-    known = [gain.better for gain in gains if gain.low == gain.low]
-    better, worse = known.count(True), known.count(False)
-    model = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-    told = (
-        f"{better} of {len(known)} that could be compared, {worse} lost, "
-        f"{len(known) - better - worse} could be either (95 % intervals)"
-    )
-    if all(gain.before != gain.before for gain in gains):
-        told = "there is no shared model, or there are no rows, to compare on"
-    screen.say(f"gained: {told}", f"model: {model}")
-
-
-def _cells(gain: "ClientGain") -> list[Any]:
-    from rich.text import Text
-
-    verdict = {True: "yes", False: "no", None: "either"}[gain.better]
-    interval = f"{gain.low:+.3f} to {gain.high:+.3f}"
-    if gain.low != gain.low:
-        verdict, interval = "-", "-"
-    values = ["-" if v != v else f"{v:.4f}" for v in (gain.before, gain.after)]
-    counts = [str(gain.train + gain.test), str(gain.test)]
-    return [Text(gain.name), *counts, *values, interval, verdict]
+    counted = None if compared is None else gain_summary(compared.gain)
+    if counted is None or not counted.clients:
+        screen.say("There is no shared model, or there are no rows, to compare on.")
+    else:
+        screen.say(who_gains(counted))

@@ -4,43 +4,30 @@
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import option
-
-
-class RunFormat(StrEnum):
-    """How a run is printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
+from fedblend.cli.screen import Format, OutputFormat, option
 
 
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    format: Annotated[
-        RunFormat, option("csv prints every measured number on a line of its own.")
-    ] = RunFormat.table,
+    format: OutputFormat = Format.table,
 ) -> None:
     """Show a run: a table of its models, its costs, and a plot.
 
     With --format json the summary is printed, as in summary.json.
 
-    [bold]Examples[/bold]
+    [bold]Example[/bold]
 
     fedblend show runs/first
-
-    fedblend show runs/first --format csv > records.csv
     """
     from fedblend.errors import RunError
     from fedblend.report.terminal import show as show_rows
-    from fedblend.runs.run_folder import find_run, read_rows, read_summary
+    from fedblend.runs.run_folder import find_run, json_text, read_rows, read_summary
 
     run = find_run(folder)
     folder = run.path
@@ -52,8 +39,8 @@ def show(
     finished = run.summary.is_file()
     last = list({row.get("seed"): row for row in rows}.values())
     summary: dict[str, Any] = read_summary(run) if finished else {"runs": last}
-    if format is not RunFormat.table:
-        _print(rows, summary, format, folder)
+    if format is Format.json:
+        typer.echo(json_text(summary))
         return
     try:
         show_rows(rows, summary, screen.console())
@@ -63,26 +50,6 @@ def show(
         screen.warn(text)
     if not finished:
         screen.say("not finished: fedblend run ... --resume continues it")
-
-
-def _print(
-    rows: list[dict[str, Any]], summary: dict[str, Any], format: RunFormat, folder: Path
-) -> None:
-    """Print a run for other programs."""
-    from fedblend.errors import RunError
-    from fedblend.report.measures import tidy
-    from fedblend.runs.run_folder import csv_text, json_text
-
-    if format is RunFormat.json:
-        typer.echo(json_text(summary))
-        return
-    try:
-        lines = tidy(rows)
-    except (KeyError, TypeError, AttributeError):
-        raise RunError(f"{folder}: its results are damaged") from None
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    cells = ([line.get(name, "") for name in columns] for line in lines)
-    typer.echo(csv_text(columns, cells), nl=False)
 
 
 REPORT = "report.html"

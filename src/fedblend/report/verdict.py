@@ -148,7 +148,7 @@ def sentences(
     seeds = len(summary["runs"])
     return tone, [
         *first,
-        _who_gains(found.gain),
+        who_gains(found.gain),
         *_who_is_harmed(found, found.gain, clients),
         _how_sure(found.gain, seeds),
     ]
@@ -198,12 +198,12 @@ def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
     return tone, [answer, f"{numbers}: {size} {sure}{ends})."]
 
 
-def _who_gains(gain: GainSummary) -> str:
+def who_gains(gain: GainSummary) -> str:
     """Whose interval lies on which side.
 
     >>> from fedblend.stats.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
-    >>> _who_gains(two._replace(clients=3))
+    >>> who_gains(two._replace(clients=3))
     'Of 3 clients, 1 is clearly better off and 2 are clearly worse off.'
     """
     either = gain.clients - gain.helped - gain.count
@@ -291,7 +291,7 @@ def several_sentences(
                 answer = answer if sure else NOT_CLEAR
                 still = "is still clear of chance" if sure else "may be chance"
                 numbers += f" Among all {len(pairs)} comparisons here, that {still}."
-        lines += [f"{answer} {numbers}", _who_gains(best.gain)]
+        lines += [f"{answer} {numbers}", who_gains(best.gain)]
     return tone, lines
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.errors import RunError
-from fedblend.metrics import Spread, over_clients
+from fedblend.metrics import Metric, Spread, over_clients
 from fedblend.report import tables
 from fedblend.report.measures import main_splits, value_at
 from fedblend.report.tables import Cell, MeasureColumn, MethodTable
@@ -124,19 +124,18 @@ def write(
     reference = None if len(found) <= MOST_PAIRS else next(iter(found))
     tested = pair_differences(found, metrics, reference=reference)
     chosen, first = common_metrics(found, metrics), next(iter(found.values()))
+    facts = first.saved.evidence.metrics
     made = Comparison(
         folders=folders,
         metrics=chosen,
         differences=tested,
         best={metric: best(tested, metric) for metric in chosen},
         results=result_rows(folders, known),
-        target=_find_target(folders, known, target, found),
+        target=target_rows(folders, known, target, facts),
         table=MethodTable([], [], ""),
         split=first.saved.split,
         lower=frozenset(
-            name
-            for name, metric in first.saved.evidence.metrics.items()
-            if not metric.higher_is_better
+            name for name, metric in facts.items() if not metric.higher_is_better
         ),
     )
     made = made._replace(table=summary_table(made, found, target))
@@ -155,24 +154,6 @@ def write(
         rows = {name: run_folder.read_rows(Folder(of)) for name, of in folders.items()}
         plot_comparison(rows, out / "figures")
     return made
-
-
-def _find_target(
-    folders: Mapping[str, Path],
-    keys: Keys,
-    target: TargetValue | None,
-    found: Mapping[str, Contender],
-) -> Rows:
-    if target is None:
-        return []
-    metrics = next(iter(found.values())).saved.evidence.metrics
-    if target.metric not in metrics:
-        known = ", ".join(metrics)
-        raise RunError(
-            f"--target: {target.metric!r} was not measured; there is {known}"
-        )
-    better = metrics[target.metric].higher_is_better
-    return target_rows(folders, keys, target, better)
 
 
 def best(tested: Sequence[Difference], metric: str) -> str | None:
@@ -196,15 +177,13 @@ def summary_table(
         facts = first.saved.evidence.metrics[metric]
         scale, unit = (100.0, " (%)") if facts.bounded else (1.0, "")
         winner = made.best.get(metric)
+        spreads = {name: _spreads(of, metric) for name, of in found.items()}
         means = {
-            name: Cell(
-                [spread.mean for spread in _spreads(of, metric)], "", name == winner
-            )
-            for name, of in found.items()
+            name: Cell([one.mean for one in of], best=name == winner)
+            for name, of in spreads.items()
         }
         worst = {
-            name: Cell([spread.worst_tenth for spread in _spreads(of, metric)])
-            for name, of in found.items()
+            name: Cell([one.worst_tenth for one in of]) for name, of in spreads.items()
         }
         split = first.saved.split
         columns.append(MeasureColumn(f"{split} {metric}{unit}", means, scale))
@@ -289,15 +268,22 @@ def _number(key: str, text: str) -> Any:
 def target_rows(
     folders: Mapping[str, Path],
     keys: Keys,
-    target: TargetValue,
-    higher_is_better: bool,
+    target: TargetValue | None,
+    facts: Mapping[str, Metric],
 ) -> Rows:
-    """A row for each run and seed: the rounds and bits to reach a target, or none.
+    """A row for each run and seed: the rounds and bits to reach a target, if any.
 
     Personal models count, by their mean over clients on the split that is shown. A run
     is measured after every block of rounds, so the number is that of a block's end.
     """
-    sign = 1 if higher_is_better else -1
+    if target is None:
+        return []
+    if target.metric not in facts:
+        known = ", ".join(facts)
+        raise RunError(
+            f"--target: {target.metric!r} was not measured; there is {known}"
+        )
+    sign = 1 if facts[target.metric].higher_is_better else -1
     found = []
     for name, path in folders.items():
         rows = run_folder.read_rows(Folder(path))

@@ -46,10 +46,15 @@ from fedblend.config.tables.model import (
 )
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.dataset import AbsentColumnError, Task
-from fedblend.data.federated import FederatedData, federate
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.metrics import Metric, main_first
+from fedblend.report.measures import (
+    Clients,
+    ModelScores,
+    compare_models,
+    harm_rows,
+)
 from fedblend.runs import run_folder
 from fedblend.runs.export.portable import Portable, as_safetensors
 from fedblend.runs.saved_run import SavedRun, load
@@ -68,7 +73,7 @@ has five epochs, one a round."""
 def new_clients(
     config: Config,
     loss: tuple[str, Loss],
-    data: FederatedData,
+    data: fb.FederatedData,
     shared: PyTree,
     key: Key,
     *,
@@ -106,7 +111,7 @@ def new_clients(
 def client_work(
     config: Config,
     loss: tuple[str, Loss],
-    data: FederatedData,
+    data: fb.FederatedData,
     steps: int | None = None,
     rate: float | None = None,
     features: Callable[..., jax.Array] | None = None,
@@ -184,30 +189,6 @@ def _work_stated(
     return options.model_copy(update={**least, table: work.model_copy(update=changes)})
 
 
-class ClientGain(NamedTuple):
-    """The shared and the personal model of a new client on its held-out rows."""
-
-    name: str
-    train: int
-    test: int
-    metric: str
-    before: float
-    """The metric of the shared model; NaN where the client has no held-out rows."""
-    after: float
-    """The metric of the personal model."""
-    low: float
-    """The lower end of the 95 % interval of the gain; see ``gains``."""
-    high: float
-    """The upper end."""
-
-    @property
-    def better(self) -> bool | None:
-        """Whether the personal model is better; None where the rows do not tell."""
-        if self.low <= 0 <= self.high or np.isnan(self.low):
-            return None
-        return self.low > 0
-
-
 class Personalized(NamedTuple):
     """The new clients of a run, with their models."""
 
@@ -217,33 +198,35 @@ class Personalized(NamedTuple):
     """The seed of the run whose shared model they got."""
     round: str
 
-    def gains(self) -> list[ClientGain]:
-        """A line for each client, by the main metric of the task.
+    def compare(self) -> ModelScores | None:
+        """The shared and the personal models by the main metric on held-out rows.
 
-        Nothing is compared where the run has no shared model that predicts.
+        None where there are no such rows, or the run has no shared model that predicts.
         """
-        data, measured = self.clients.federated_data, self.clients.measured
-        metric, values = "loss", np.full((data.clients, 4), np.nan)
-        if "test" in measured:
-            models = measured["test"]
-            asked = self.clients.evidence.metrics
-            metric = main_first(name for name in asked if name in models["shared"])[0]
-            gain = self.clients.evidence.gain("test", metric, "shared")
-            both = models["shared"][metric], models["personal"][metric]
-            values = np.stack([*both, gain.low, gain.high], axis=1)
-            if self.run.no_shared:
-                values[:, [0, 2, 3]] = np.nan
-        train, test = data.train.counts, data.test and data.test.counts
-        return [
-            ClientGain(
-                data.name(client),
-                int(train[client]),
-                0 if test is None else int(test[client]),
-                metric,
-                *map(float, values[client]),
-            )
-            for client in range(data.clients)
+        evidence = self.clients.evidence
+        if "test" not in evidence.counts or self.run.no_shared:
+            return None
+        shared = self.clients.measured["test"]["shared"]
+        metric = main_first(name for name in evidence.metrics if name in shared)[0]
+        return compare_models(evidence, "test", metric)
+
+    def gains(self) -> list[dict[str, Any]]:
+        """A line for each client as in ``harm.csv``; only counts without a comparison.
+
+        The other model is the shared one.
+        """
+        data, found = self.clients.federated_data, self.compare()
+        ids = np.arange(data.clients)
+        names = [data.name(client) for client in range(data.clients)]
+        test = np.zeros_like(ids) if data.test is None else data.test.counts
+        rows = ids.tolist(), names, data.train.counts.tolist(), test.tolist()
+        lines: list[dict[str, Any]] = [
+            dict(zip(("id", "name", "train", "test"), row, strict=True))
+            for row in zip(*rows, strict=True)
         ]
+        if found is not None:
+            lines = harm_rows(found, Clients(ids, names, data.train.counts, test))
+        return sorted(lines, key=lambda line: line["id"])
 
     def save(self, path: Path) -> list[Path]:
         """Write the models as exports do, with all that predicting needs.
@@ -342,7 +325,7 @@ def _data(
     client: str | None,
     test: float,
     seed: int,
-) -> FederatedData:
+) -> fb.FederatedData:
     """The rows of the new clients, a part of each client's held out."""
     data = config.data
     inputs = data.inputs if isinstance(data.inputs, str) else None
@@ -366,4 +349,4 @@ def _data(
     else:
         held = fb.partition.by_key(found.keys)
         parts, names = held.rows, held.names
-    return federate(found.rows, parts, test=test, names=names, seed=seed)
+    return fb.federate(found.rows, parts, test=test, names=names, seed=seed)
