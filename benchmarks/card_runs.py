@@ -100,7 +100,7 @@ def model_of(card: Card) -> Model:
     model = builders[card.model]()
     if card.products is None:
         return model
-    return fb.models.with_products(model, cast(Products, card.products))
+    return fb.models.set_products(model, cast(Products, card.products))
 
 
 def loss_of(card: Card, model: Model) -> Loss:

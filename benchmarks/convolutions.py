@@ -34,7 +34,7 @@ import numpy as np
 from fedblend.models import convolution as convolutions
 from fedblend.models import feedforward
 from fedblend.models.feedforward import flatten, linear, pool
-from fedblend.models.model import Model, of_halves
+from fedblend.models.model import Model, join_halves
 from fedblend_reproductions import resnet18 as resnet
 
 PRODUCTS = {"float32": "highest", "tf32": "tensorfloat32"}
@@ -107,7 +107,7 @@ def lenet(shape: tuple[int, int, int]) -> Model:
             here = jax.nn.relu(linear(layer, here))
         return here
 
-    return of_halves(init, features, lambda params, rows: linear(params[4], rows))
+    return join_halves(init, features, lambda params, rows: linear(params[4], rows))
 
 
 def board() -> Model:

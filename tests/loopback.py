@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedblend.core import Algorithm
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.metrics import as_metrics
+from fedblend.metrics import make_metrics
 from fedblend.simulation.serialize import unpack
 from fedblend_federation.client.executor import ClientSetup, Executor
 from fedblend_federation.client.node import Node
@@ -119,7 +119,7 @@ class LoopbackFederation:
             root=self.key,
             splits={name: own_split(split, client) for name, split in splits},
             capacities={name: split.capacity for name, split in splits},
-            measures=as_metrics(self.measures),
+            measures=make_metrics(self.measures),
             central=self.central,
             alone=self.alone,
         )
@@ -158,7 +158,7 @@ class LoopbackFederation:
             counts={n: split.counts for n, split in self.federation.splits.items()},
             row=row,
             key=self.key,
-            metrics=as_metrics(self.measures),
+            metrics=make_metrics(self.measures),
             note=self.note,
             central=self.central,
             secure=self._sums(),

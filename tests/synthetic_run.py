@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.metrics import over_clients, standard
+from fedblend.metrics import client_spread, standard
 from fedblend.report import measures
 from fedblend.runs.run_folder import Folder, json_text, write_table, write_text
 from fedblend.stats.gains import Evidence, harms
@@ -127,7 +127,7 @@ def _spreads(measured, counts: np.ndarray) -> dict[str, Any]:
     return {
         split: {
             model: {
-                metric: over_clients(
+                metric: client_spread(
                     values, counts, METRICS[metric].higher_is_better
                 )._asdict()
                 for metric, values in by_metric.items()

@@ -211,7 +211,7 @@ CASES = {
                 strength="not negative"),
     "recall_at": _case(fb.metrics.recall_at, {"apply": LOSS, "k": 1}, apply="function",
                        k="count"),
-    "over_clients": _case(fb.metrics.over_clients, {"values": np.ones(2),
+    "over_clients": _case(fb.metrics.client_spread, {"values": np.ones(2),
                                                     "counts": np.ones(2),
                                                     "higher_is_better": True},
                           higher_is_better="flag"),
@@ -492,4 +492,4 @@ def test_an_unknown_argument_is_for_python_to_refuse():
 
 def test_arrays_of_different_clients_are_not_compared():
     with pytest.raises(UserError, match=r"an array of 3 is not one for each of the 2"):
-        fb.metrics.over_clients(np.ones(2), np.ones(3), True)
+        fb.metrics.client_spread(np.ones(2), np.ones(3), True)

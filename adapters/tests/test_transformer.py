@@ -17,10 +17,10 @@ from fedblend.losses import sequence_cross_entropy
 from fedblend.models import (
     Prefixed,
     build,
+    set_products,
     shifted,
     text_classifier,
     transformer,
-    with_products,
 )
 from fedblend_adapters.transformer import build_transformer
 from fedblend_adapters.transformer_layers import Architecture
@@ -277,7 +277,7 @@ def test_the_start():
 
 
 def test_products_of_another_precision_keep_the_prefix():
-    model = with_products(transformer(11, width=8, heads=2), "bfloat16")
+    model = set_products(transformer(11, width=8, heads=2), "bfloat16")
     assert model.prefix is not None
     params = Prefixed(drawn(model), model.prefix(KEY, 2))
     assert jax.eval_shape(model.apply, params, IDS).shape == (3, 6, 11)

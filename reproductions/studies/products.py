@@ -36,7 +36,7 @@ def main() -> None:
     for products in (None, "bfloat16"):
         model = fb.models.large_cnn((8, 8), 10)
         if products is not None:
-            model = fb.models.with_products(model, products)
+            model = fb.models.set_products(model, products)
         loss = fb.losses.cross_entropy(model.apply)
         work = fb.Work(0.05, steps=10, batch_size=20)
         run = fb.simulate(

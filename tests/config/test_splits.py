@@ -11,7 +11,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.theory_rates import theory_values
 from fedblend.data.dataset import Task
-from fedblend.data.federated import held_out
+from fedblend.data.federated import hold_out_rows
 from fedblend.data.shards import write_shards
 from fedblend.errors import InputError
 from fedblend.runs.run import run_config
@@ -62,7 +62,7 @@ def test_a_seed_draws_its_own_split_of_the_same_clients(tiny):
 
 
 def test_seed_zero_keeps_the_split_it_always_had():
-    train, validation, test = held_out(
+    train, validation, test = hold_out_rows(
         np.arange(20), 3, validation=0.2, test=0.25, seed=7
     )
     order = np.random.default_rng((7, 3)).permutation(20)

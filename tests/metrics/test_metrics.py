@@ -120,7 +120,7 @@ def test_standard_measures_take_blends_and_are_nan_without_rows(kind):
 
     measures = metrics.standard(kind, loss, apply)
     for name, metric in measures.items():
-        plain = metrics.as_metrics({name: lambda model, batch: jnp.zeros(())})[name]
+        plain = metrics.make_metrics({name: lambda model, batch: jnp.zeros(())})[name]
         assert plain.higher_is_better == metric.higher_is_better
         assert plain.bounded == metric.bounded
         assert plain.counts_rows == metric.counts_rows
@@ -156,21 +156,21 @@ def test_unknown_kind():
 def test_spread():
     values = np.array([np.nan, *np.arange(20.0)])
     counts = np.arange(21)
-    spread = metrics.over_clients(values, counts, True)
+    spread = metrics.client_spread(values, counts, True)
     assert spread.clients == 20 and spread.mean == 9.5
     assert spread.weighted == pytest.approx(
         sum(i * (i + 1) for i in range(20)) / sum(range(1, 21))
     )
     assert spread.std == pytest.approx(np.arange(20).std())
     assert (spread.worst, spread.worst_tenth, spread.best) == (0, 0.5, 19)
-    spread = metrics.over_clients(values, counts, False)
+    spread = metrics.client_spread(values, counts, False)
     assert (spread.worst, spread.worst_tenth, spread.best) == (19, 18.5, 0)
 
 
 def test_spread_of_few_diverged_or_no_clients():
-    spread = metrics.over_clients(np.array([3.0, 1.0]), np.array([1, 1]), False)
+    spread = metrics.client_spread(np.array([3.0, 1.0]), np.array([1, 1]), False)
     assert spread.worst_tenth == 3
-    spread = metrics.over_clients(np.array([np.inf, 1.0]), np.array([1, 1]), False)
+    spread = metrics.client_spread(np.array([np.inf, 1.0]), np.array([1, 1]), False)
     assert spread.mean == np.inf and spread.best == 1
-    nothing = metrics.over_clients(np.array([np.nan]), np.array([1]), True)
+    nothing = metrics.client_spread(np.array([np.nan]), np.array([1]), True)
     assert nothing.clients == 0 and np.isnan(nothing[:-1]).all()

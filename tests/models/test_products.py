@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.models import mlp, with_products
+from fedblend.models import mlp, set_products
 
 PLAIN = mlp(6, 3, hidden=(8,))
 PARAMS = PLAIN.init(jax.random.key(0))
@@ -20,7 +20,7 @@ def slope(model):
 
 @pytest.mark.slow
 def test_bfloat16_rounds_the_model_and_keeps_its_parameters_and_gradients():
-    low = with_products(PLAIN, "bfloat16")
+    low = set_products(PLAIN, "bfloat16")
     found, exact = low.apply(PARAMS, ROWS), PLAIN.apply(PARAMS, ROWS)
     assert found.dtype == exact.dtype
     # bfloat16 has 8 bits: 0.4 % each for weights and activations of two layers.
@@ -39,7 +39,7 @@ def test_bfloat16_rounds_the_model_and_keeps_its_parameters_and_gradients():
     ("products", "word"), [("float32", "HIGHEST"), ("tf32", "HIGH")]
 )
 def test_products_are_compiled_with_the_precision_asked_for(products, word):
-    model = with_products(PLAIN, products)
+    model = set_products(PLAIN, products)
     text = str(jax.make_jaxpr(slope_of(model))(PARAMS))
     asked = [line for line in text.splitlines() if "precision=" in line]
     assert len(asked) >= 2

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedblend.metrics import over_clients, standard
+from fedblend.metrics import client_spread, standard
 from fedblend.stats.gains import Evidence
 
 NOTHING: Any = lambda *of: None  # noqa: E731
@@ -20,7 +20,7 @@ LEVELS = {"shared": 0.5, "local": 0.7, "personal": 0.8}
 def spread(value: float, higher: bool = True) -> dict:
     """Four clients around a value."""
     values = value + 0.01 * np.arange(CLIENTS)
-    return over_clients(values, np.ones(CLIENTS), higher)._asdict()
+    return client_spread(values, np.ones(CLIENTS), higher)._asdict()
 
 
 def row(round: int, seed: int = 0, sent: int = 1000, models=tuple(LEVELS)) -> dict:

@@ -10,7 +10,7 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.metrics import as_metrics, over_clients
+from fedblend.metrics import client_spread, make_metrics
 from fedblend.simulation.result import Record, each_metric, not_finite, spreads
 
 COUNTS = np.array([3, 2, 4, 0])
@@ -22,7 +22,7 @@ FINE = [0.5, 0.7, 0.6, NAN]
 def record(round: int, rejected: int = 0, **measures) -> Record:
     tree = each_metric(
         {"test": {"personal": measures}},
-        lambda split, name, values: over_clients(np.array(values), COUNTS, False),
+        lambda split, name, values: client_spread(np.array(values), COUNTS, False),
     )
     return Record(round, 1, 0.0, 4 - rejected, 0, rejected, 0, 0, tree)
 
@@ -93,7 +93,7 @@ def test_a_simulation_that_diverges_says_so():
 
 def test_metrics_stay_in_the_order_in_which_they_were_asked_for():
     """JAX sorts the keys of what it returns; the first metric is the main one."""
-    metrics = as_metrics(dict.fromkeys(("mse", "mae", "loss"), lambda m, b: b.rows))
+    metrics = make_metrics(dict.fromkeys(("mse", "mae", "loss"), lambda m, b: b.rows))
     sorted_by_jax = {name: np.ones(2) for name in sorted(metrics)}
     measured = {"test": {"personal": sorted_by_jax}}
     found = spreads(measured, {"test": np.ones(2)}, metrics)

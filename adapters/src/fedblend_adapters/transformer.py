@@ -20,7 +20,7 @@ from fedblend import keys
 from fedblend.checks import COUNT, gate
 from fedblend.core import Key
 from fedblend.models.feedforward import Affine
-from fedblend.models.model import Arguments, Model, Shape, model, of_halves
+from fedblend.models.model import Arguments, Model, Shape, join_halves, model
 from fedblend_adapters.transformer_layers import (
     Architecture,
     Embedding,
@@ -200,7 +200,7 @@ def build_transformer(form: Architecture, dtype) -> Model:
         dtype: of the parameters and of products; with bfloat16, normalizations, the
             softmax and scores are float32.
     """
-    made = of_halves(
+    made = join_halves(
         lambda key: _start(form, key, dtype),
         lambda params, rows: features(form, params, rows),
         scores,

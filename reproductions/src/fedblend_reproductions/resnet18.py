@@ -26,7 +26,7 @@ from fedblend.core import Key
 from fedblend.errors import UserError
 from fedblend.models.convolution import convolution
 from fedblend.models.feedforward import Affine, Norm, affine, linear, norms
-from fedblend.models.model import Model, Shape, of_halves
+from fedblend.models.model import Model, Shape, join_halves
 
 
 class Block(NamedTuple):
@@ -118,7 +118,7 @@ def resnet18(
         return jax.nn.relu(inner + here)
 
     normal = partial(group_normalize, groups)
-    return of_halves(init, features, lambda params, rows: linear(params.last, rows))
+    return join_halves(init, features, lambda params, rows: linear(params.last, rows))
 
 
 same = partial(convolution, padding="SAME")

@@ -45,7 +45,12 @@ from fedblend.batches import everything
 from fedblend.core import Algorithm, Loss, Wire, from_params
 from fedblend.local import Work, local_update
 from fedblend.losses import gradient
-from fedblend.models.derived import models_only, of_one, require_ensemble, weighted
+from fedblend.models.derived import (
+    models_only,
+    require_ensemble,
+    set_weights,
+    single_loss,
+)
 from fedblend.registry import NewClient, algorithm
 
 
@@ -75,7 +80,7 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
         >>> [bool(run.client(i).weights.max() > 0.95) for i in (0, 1)]
         [True, True]
     """
-    losses_of_each = jax.vmap(of_one(loss), (0, None))
+    losses_of_each = jax.vmap(single_loss(loss), (0, None))
 
     def expect(models, weights, shard):
         """The client's rows with q, as a shard, and the weights that follow."""
@@ -112,7 +117,7 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
 
     def personal(down, client, shard, key):
         models = down.shared.models
-        return weighted(models, expect(models, client.weights, shard)[1])
+        return set_weights(models, expect(models, client.weights, shard)[1])
 
     def tell(down, request):
         shared, correction = map(models_only, (down.shared, down.correction))

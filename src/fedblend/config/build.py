@@ -175,7 +175,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
         if config.algorithm.rate == "theory":
             over["rates"] = np.array([rates(config, one, dim) for one in known])
         alone = found.local is not None
-        by_split = by_replica(method_with, known[0], over, alone)
+        by_split = vary_by_replica(method_with, known[0], over, alone)
     given = found.smoothness
     if config.algorithm.entry.coin and given is None:
         given = smoothness(config.model, name, federated_data)
@@ -287,7 +287,7 @@ def method(
     )
 
 
-def by_replica(
+def vary_by_replica(
     method_with: Callable[..., Method],
     known: Smoothness | None,
     over: Mapping[str, Any],
@@ -303,19 +303,19 @@ def by_replica(
         local: whether training alone is such a function, too.
     """
 
-    def at(entry: Mapping[str, Any]) -> Method:
+    def build_at(entry: Mapping[str, Any]) -> Method:
         own = known
         if known is not None and "smooth" in entry:
             own = known._replace(smooth=entry["smooth"], convex=entry["convex"])
         return method_with(own, entry.get("rates"), values=entry.get("values", {}))
 
     def local_at(entry: Mapping[str, Any]) -> Algorithm:
-        found = at(entry).local
+        found = build_at(entry).local
         assert found is not None
         return found
 
     return BySplit(
-        lambda entry: at(entry).algorithm,
+        lambda entry: build_at(entry).algorithm,
         local_at if local else None,
         jax.tree.map(lambda of: jnp.asarray(of, float), dict(over)),
     )
@@ -383,7 +383,7 @@ def apply_tables(
         algorithm = central.mix_losses(
             config.central, algorithm, loss, values_inside(values, "central")
         )
-    dim = trees.size(_sent(config, params))
+    dim = trees.size(_message_shapes(config, params))
     answers = config.run.rounds * (config.run.cohort or clients) / clients
     if config.federation is not None and config.federation.secure:
         # Nobody sends a first answer whole: other clients may send theirs later.
@@ -391,7 +391,7 @@ def apply_tables(
     return compress.compress_updates(config.compress, algorithm, dim, clients, answers)
 
 
-def _sent(config: Config, params: PyTree) -> PyTree:
+def _message_shapes(config: Config, params: PyTree) -> PyTree:
     """The parameters that clients send, by shape."""
     keeps, leaves = config.algorithm.entry.keeps, leaves_by_path(params)
     mixed = getattr(config.algorithm, "mix", None)

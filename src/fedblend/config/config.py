@@ -194,7 +194,7 @@ def fill(content: Content, name: str | None = None) -> Content:
 def _make_affordable(content: Content, after: Content) -> None:
     """Add a cohort where there are many clients; measure less of a chosen network."""
     rows, run = subtable(after, "data"), subtable(after, "run")
-    size, name = data.known_size(rows), subtable(after, "model").get("name")
+    size, name = data.dataset_size(rows), subtable(after, "model").get("name")
     many = size is not None and (size.clients or 0) > MANY and data.has_clients(rows)
     drawn = "populations" in content or bool({"epoch", "separation"} & set(run))
     entry = ALGORITHMS.get(str(subtable(after, "algorithm").get("name")))
@@ -345,7 +345,7 @@ def tables_differ(one: Any, other: Any, path: tuple[str, ...] = ()) -> str | Non
 
 
 @contextlib.contextmanager
-def named_by_key(**others: str) -> Iterator[None]:
+def rename_errors(**others: str) -> Iterator[None]:
     """Errors of ``simulate`` inside, with the keys of a configuration.
 
     ``others`` are further names, with what the user calls them.

@@ -77,7 +77,7 @@ def refuse_unknown(content: Mapping[str, Any], where: str) -> None:
             )
 
 
-def imported(name: str, folder: str | None = None) -> Callable[..., Any]:
+def import_function(name: str, folder: str | None = None) -> Callable[..., Any]:
     """The function that an import path names.
 
     Args:

@@ -21,7 +21,13 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.config import toml
-from fedblend.config.build import Built, BySplit, by_replica, method, stack_constants
+from fedblend.config.build import (
+    Built,
+    BySplit,
+    method,
+    stack_constants,
+    vary_by_replica,
+)
 from fedblend.config.config import Config, check
 from fedblend.config.theory_rates import rates
 from fedblend.errors import ConfigError, show_value
@@ -130,7 +136,9 @@ def grid(
         )
         if name in points:
             raise ConfigError(f"--over: {name} occurs twice")
-        points[name] = Point(name, values, _at(content, values, name, where, folder))
+        points[name] = Point(
+            name, values, _change(content, values, name, where, folder)
+        )
     return list(points.values())
 
 
@@ -140,7 +148,7 @@ def _short(value: Any) -> str:
     return str(value)
 
 
-def _at(
+def _change(
     content: Mapping[str, Any], values: Values, name: str, where: str, folder: Any
 ) -> Config:
     """The configuration at these values."""
@@ -214,4 +222,4 @@ def join_points(points: Sequence[Point], built: Built) -> BySplit:
     asked: Any = make_cohort(built.spec.cohort).size
     cohort = complete_strata(asked, clients)[1]
     method_with = partial(method, config, built.task, clients, cohort)
-    return by_replica(method_with, known[0], over)
+    return vary_by_replica(method_with, known[0], over)

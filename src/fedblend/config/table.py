@@ -37,7 +37,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from fedblend import checks
 from fedblend.checks import Number, Paths, Rule, Words
 from fedblend.config.imports import is_import_path
-from fedblend.config.toml import literal, quoted, visible
+from fedblend.config.toml import literal, quote, visible
 from fedblend.errors import ConfigError, SettingError, UserError, hint
 from fedblend.models.parts import PARTS
 
@@ -100,11 +100,11 @@ _KINDS = ("number", IMPORTED)
 """Kinds of values that are no names."""
 
 
-def within(rule: Number) -> AfterValidator:
+def limit(rule: Number) -> AfterValidator:
     """The check that a number is in the range of a rule."""
     lone = dataclasses.replace(rule, clients=False)
 
-    def inside(value: float) -> float:
+    def check_value(value: float) -> float:
         if rule.whole and value > LARGEST:
             raise _out_of_range(f"at most {LARGEST}")
         try:
@@ -112,39 +112,39 @@ def within(rule: Number) -> AfterValidator:
         except UserError:
             raise _out_of_range(rule.bounds) from None
 
-    return AfterValidator(inside)
+    return AfterValidator(check_value)
 
 
 def matching(pattern: str, allowed: str) -> AfterValidator:
     """The check that a text matches a pattern; ``allowed`` says what would."""
 
-    def inside(value: str) -> str:
+    def check_value(value: str) -> str:
         if re.match(pattern, value) is None:
             raise _out_of_range(allowed)
         return value
 
-    return AfterValidator(inside)
+    return AfterValidator(check_value)
 
 
 def _out_of_range(allowed: str) -> PydanticCustomError:
     return PydanticCustomError("range", "{allowed}", {"allowed": allowed})
 
 
-Count = Annotated[int, within(checks.COUNT)]
+Count = Annotated[int, limit(checks.COUNT)]
 """How many of something: 1 or more."""
-Index = Annotated[int, within(checks.WHOLE)]
+Index = Annotated[int, limit(checks.WHOLE)]
 """A number from 0 on: a seed, a client."""
 Word = Annotated[str, StringConstraints(min_length=1)]
 """A text that is not empty."""
-Positive = Annotated[float, within(checks.POSITIVE)]
-NotNegative = Annotated[float, within(checks.NOT_NEGATIVE)]
-Fraction = Annotated[float, within(checks.PART)]
+Positive = Annotated[float, limit(checks.POSITIVE)]
+NotNegative = Annotated[float, limit(checks.NOT_NEGATIVE)]
+Fraction = Annotated[float, limit(checks.PART)]
 """At least 0 and below 1."""
-Mixing = Annotated[float, within(checks.FRACTION)]
+Mixing = Annotated[float, limit(checks.FRACTION)]
 """A mixing weight: 0 and 1 are allowed."""
-Share = Annotated[float, within(Number(above=0, most=1))]
+Share = Annotated[float, limit(Number(above=0, most=1))]
 """A part of something, up to all of it."""
-Inside = Annotated[float, within(checks.CHANCE)]
+Inside = Annotated[float, limit(checks.CHANCE)]
 """Above 0 and below 1."""
 
 Split = Literal["train", "validation", "test"]
@@ -170,7 +170,7 @@ def type_of(rule: Rule | None) -> Any:
     if rule is not None and rule in TYPES:
         return TYPES[rule]
     if isinstance(rule, Number):
-        kind: Any = Annotated[int if rule.whole else float, within(rule)]
+        kind: Any = Annotated[int if rule.whole else float, limit(rule)]
         several: Any = Annotated[list[kind], Field(min_length=1)]
         return kind | several if rule.clients else kind
     if isinstance(rule, Words):
@@ -205,18 +205,20 @@ def table_of(
         kind = type_of(rules.get(parameter.name))
         if kind is not None:
             key = (keys or {}).get(parameter.name, parameter.name)
-            fields[key] = _with_default(kind, parameter)
+            fields[key] = _field(kind, parameter)
     chosen = {key: field for key, field in (fields | others).items() if field}
-    return tagged(name, base, tag, **chosen)
+    return tag_table(name, base, tag, **chosen)
 
 
-def tagged(name: str, base: type[Made], tag: str = "name", **fields: Any) -> type[Made]:
+def tag_table(
+    name: str, base: type[Made], tag: str = "name", **fields: Any
+) -> type[Made]:
     """The table that a word chooses among others: the base with more fields."""
     fields = {tag: (Literal[name], ...), **fields}
     return create_model(f"{base.__name__}_{name}", __base__=base, **fields)
 
 
-def _with_default(kind: Any, parameter: inspect.Parameter) -> tuple[Any, Any]:
+def _field(kind: Any, parameter: inspect.Parameter) -> tuple[Any, Any]:
     """The type of a field and its default, as a configuration can state it."""
     default = parameter.default
     if default is parameter.empty:
@@ -352,14 +354,14 @@ def _first(details: list[ErrorDetails], raw: Any) -> tuple[tuple[str, ...], str]
         wrong: SettingError = first.get("ctx", {})["error"]
         return (*key, wrong.key), wrong.why
     if first["type"] == "union_tag_not_found" and not isinstance(first["input"], dict):
-        return key, f"{_shown(first['input'])} is not {_TYPES['model_type']}"
+        return key, f"{_show(first['input'])} is not {_TYPES['model_type']}"
     if first["type"].startswith("union_tag"):
         tag = first.get("ctx", {})["discriminator"].strip("'")
-        return (*key, tag.replace("_kind()", "name")), _untagged(first)
+        return (*key, tag.replace("_kind()", "name")), _explain_tag(first)
     tried = [one for one in details if _key(one, raw)[: len(key)] == key]
     closest = _closest(tried, raw)
-    wanted = " or ".join(dict.fromkeys(map(_wanted, closest)))
-    return _key(closest[0], raw), f"{_shown(closest[0]['input'])} is not {wanted}"
+    wanted = " or ".join(dict.fromkeys(map(_expectation, closest)))
+    return _key(closest[0], raw), f"{_show(closest[0]['input'])} is not {wanted}"
 
 
 def _closest(tried: list[ErrorDetails], raw: Any) -> list[ErrorDetails]:
@@ -377,14 +379,14 @@ def _key(error: ErrorDetails, raw: Any) -> tuple[str, ...]:
     for part in error["loc"]:
         inside = isinstance(here, Mapping) and part in here
         if inside or (isinstance(here, Sequence) and isinstance(part, int)):
-            key.append(quoted(str(part)))
+            key.append(quote(str(part)))
             here = here[part]  # pyright: ignore
     if error["type"] == "missing":
         key.append(str(error["loc"][-1]))
     return tuple(key)
 
 
-def _wanted(error: ErrorDetails) -> str:
+def _expectation(error: ErrorDetails) -> str:
     """What would have been right."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in _TYPES:
@@ -399,16 +401,16 @@ def _wanted(error: ErrorDetails) -> str:
     return f"usable: {error['msg']}"
 
 
-def _untagged(error: ErrorDetails) -> str:
+def _explain_tag(error: ErrorDetails) -> str:
     """What is wrong with a table whose kind is missing or unknown."""
     if error["type"] == "union_tag_not_found":
         return "is missing"
     context = error.get("ctx", {})
     tag, known = context["tag"], context["expected_tags"].split(",")
     names = [one for one in (name.strip("' ") for name in known) if one not in _KINDS]
-    return f"{_shown(tag)} is unknown; {hint(tag, names)}"
+    return f"{_show(tag)} is unknown; {hint(tag, names)}"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     text = literal(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -236,7 +236,7 @@ def theory_values(
     if options.rate != "theory":
         return NO_VALUES, NO_VALUES
     together, alone, own = rates(config, known, dim) if found is None else found
-    return options.in_place_of_theory(together, own), {"rate": alone}
+    return options.substitute_theory(together, own), {"rate": alone}
 
 
 def warnings(config: "Config", known: Smoothness | None) -> list[str]:

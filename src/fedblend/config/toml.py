@@ -91,12 +91,12 @@ def write(content: dict[str, Any]) -> str:
 
 def _table(content: dict[str, Any], path: tuple[str, ...]) -> list[str]:
     lines = [
-        f"{quoted(key)} = {literal(value)}"
+        f"{quote(key)} = {literal(value)}"
         for key, value in content.items()
         if value is not None and not isinstance(value, dict)
     ]
     if path:
-        lines = ["", f"[{'.'.join(map(quoted, path))}]", *lines]
+        lines = ["", f"[{'.'.join(map(quote, path))}]", *lines]
     for key, value in content.items():
         if isinstance(value, dict):
             lines += _table(value, (*path, key))
@@ -106,7 +106,7 @@ def _table(content: dict[str, Any], path: tuple[str, ...]) -> list[str]:
 def literal(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, dict):
-        inside = ", ".join(f"{quoted(k)} = {literal(v)}" for k, v in value.items())
+        inside = ", ".join(f"{quote(k)} = {literal(v)}" for k, v in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(literal, value))}]"
@@ -119,6 +119,6 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
-def quoted(key: str) -> str:
+def quote(key: str) -> str:
     """A key as TOML writes it."""
     return key if _BARE.fullmatch(key) else literal(key)

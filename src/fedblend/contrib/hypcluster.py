@@ -38,7 +38,12 @@ from fedblend.batches import everything
 from fedblend.core import Algorithm, Loss, Needs, Up, Wire, from_params
 from fedblend.local import Work, local_update
 from fedblend.losses import gradient, objective
-from fedblend.models.derived import models_only, of_one, require_ensemble, weighted
+from fedblend.models.derived import (
+    models_only,
+    require_ensemble,
+    set_weights,
+    single_loss,
+)
 from fedblend.registry import SOLVES, algorithm
 
 
@@ -64,7 +69,7 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
         >>> [int(run.personal(i).log_weights.argmax()) for i in (0, 1)]
         [0, 1]
     """
-    own_loss = of_one(loss)
+    own_loss = single_loss(loss)
 
     def choose(models, shard):
         """One at the model with the least loss, zero at the others."""
@@ -102,7 +107,7 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
         return down._replace(shared=trees.add_where_given(down.shared, step)), server
 
     def personal(down, client, shard, key):
-        return weighted(down.shared.models, choose(down.shared.models, shard))
+        return set_weights(down.shared.models, choose(down.shared.models, shard))
 
     def tell(down, request):
         shared, correction = map(models_only, (down.shared, down.correction))

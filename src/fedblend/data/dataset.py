@@ -135,7 +135,7 @@ class Task(NamedTuple):
     ranks: int = 0
     """How many of the last inputs are ranks of numbers, in bins between quantiles."""
 
-    def in_user_unit(self, outputs: np.ndarray) -> np.ndarray:
+    def restore_unit(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs for numbers as predictions in the unit of the user's table."""
         if self.log_shift is None:
             return outputs

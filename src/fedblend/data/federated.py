@@ -143,7 +143,7 @@ class FederatedData:
         names = tuple(self.name(int(id)) for id in clients)
         return FederatedData(**chosen, names=names, preprocessing=self.preprocessing)
 
-    def preprocessed(self, preprocessing: Preprocessing) -> "FederatedData":
+    def preprocess(self, preprocessing: Preprocessing) -> "FederatedData":
         """The same rows with the inputs that a preprocessing makes of encoded ones."""
         made = {
             name: dataclasses.replace(
@@ -277,7 +277,7 @@ def federate(
         allowed = f"one name for each of the {len(parts)} clients"
         raise UserError("federate: names", names, allowed)
     pieces = [
-        held_out(
+        hold_out_rows(
             index, client, validation=validation, test=test, seed=seed, split=split
         )
         for client, index in enumerate(parts)
@@ -299,7 +299,7 @@ def federate(
     )
 
 
-def held_out(
+def hold_out_rows(
     index: np.ndarray,
     client: int,
     *,

@@ -102,7 +102,7 @@ def federate_dataset(
     )
     if dataset.schema is None:
         return divided
-    return divided.preprocessed(fit_preprocessing(dataset.schema, divided))
+    return divided.preprocess(fit_preprocessing(dataset.schema, divided))
 
 
 def divide(

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedblend.checks import PART, WHOLE, gate
 from fedblend.data.dataset import DataError, Dataset, Task, intact
-from fedblend.data.federated import FederatedData, Shards, held_out, rows_held_out
+from fedblend.data.federated import FederatedData, Shards, hold_out_rows, rows_held_out
 from fedblend.errors import UserError
 
 INDEX, VERSION = "shards.json", 1
@@ -78,7 +78,7 @@ def write_shards(
                 digests = [hashlib.sha256() for _ in rows]
                 _write_headers(files, like, 0)
             _check_client(name, rows, like)
-            order, *_ = held_out(
+            order, *_ = hold_out_rows(
                 np.arange(len(rows[0])), number, validation=0, test=0, seed=seed
             )
             for file, digest, array in zip(files, digests, rows, strict=True):
@@ -194,7 +194,7 @@ def open_shards(
     index = read_index(folder)
     counts, total = index.counts, int(index.counts.sum())
     rows = tuple(
-        _mapped(Path(folder) / f"{number}.npy", total, array)
+        _map_file(Path(folder) / f"{number}.npy", total, array)
         for number, array in enumerate(index.arrays)
     )
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
@@ -209,7 +209,7 @@ def open_shards(
     )
 
 
-def _mapped(path: Path, rows: int, about: Mapping[str, Any]) -> np.ndarray:
+def _map_file(path: Path, rows: int, about: Mapping[str, Any]) -> np.ndarray:
     with intact(path, _DAMAGED):
         found = np.load(path, mmap_mode="r", allow_pickle=False)
         wanted = (rows, *about["shape"])

@@ -20,11 +20,11 @@ from fedblend.metrics.metric import (  # noqa: F401
 )
 from fedblend.metrics.metric import Metric as Metric
 from fedblend.metrics.metric import Spread as Spread
+from fedblend.metrics.metric import client_spread as client_spread
 from fedblend.metrics.metric import evaluate as evaluate
-from fedblend.metrics.metric import over_clients as over_clients
 from fedblend.metrics.registry import METRICS as METRICS
-from fedblend.metrics.registry import as_metrics as as_metrics
 from fedblend.metrics.registry import build as build
+from fedblend.metrics.registry import make_metrics as make_metrics
 from fedblend.metrics.registry import standard as standard
 from fedblend.metrics.rows import accuracy as accuracy
 from fedblend.metrics.rows import auc as auc

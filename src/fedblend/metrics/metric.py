@@ -229,7 +229,7 @@ class Spread(NamedTuple):
 
 
 @gate(higher_is_better=FLAG)
-def over_clients(
+def client_spread(
     values: np.ndarray, counts: np.ndarray, higher_is_better: bool
 ) -> Spread:
     """Summarize one value for every client.

@@ -77,10 +77,10 @@ def pattern(names: Iterable[str] = METRICS) -> str:
     return f"^({'|'.join(one)})$"
 
 
-def in_words(names: Iterable[str] = METRICS) -> str:
+def list_names(names: Iterable[str] = METRICS) -> str:
     """The names for an error line.
 
-    >>> in_words(("loss", "auc", "recall"))
+    >>> list_names(("loss", "auc", "recall"))
     'loss, auc or recall@K'
     """
     shown = [f"{name}@K" if name in NUMBERED else name for name in names]
@@ -101,7 +101,7 @@ def build(name: str, kind: str, loss: Loss, apply: Apply) -> Metric:
     """
     found, number = entry(name), name.partition("@")[2]
     if found is None or not re.match(pattern(), name):
-        raise UserError("metrics: name", name, f"one of {in_words()}")
+        raise UserError("metrics: name", name, f"one of {list_names()}")
     if number:
         return rows.recall_at(apply, int(number))
     if name == "accuracy" and kind == "sequence":
@@ -115,7 +115,7 @@ def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Metric]:
     return {name: build(name, kind, loss, apply) for name in STANDARD[kind]}
 
 
-def as_metrics(measure: Mapping[str, Metric | Measure] | None) -> dict[str, Metric]:
+def make_metrics(measure: Mapping[str, Metric | Measure] | None) -> dict[str, Metric]:
     """Metrics by name, as the argument ``measure`` of ``simulate`` has them.
 
     A plain function becomes a ``Metric`` where its name says which direction is better:
@@ -123,10 +123,10 @@ def as_metrics(measure: Mapping[str, Metric | Measure] | None) -> dict[str, Metr
     """
     if not isinstance(measure or {}, Mapping):
         raise UserError("measure", measure, "a mapping from names to metrics")
-    return {name: _as_metric(name, one) for name, one in (measure or {}).items()}
+    return {name: _make_metric(name, one) for name, one in (measure or {}).items()}
 
 
-def _as_metric(name: str, measure: Metric | Measure) -> Metric:
+def _make_metric(name: str, measure: Metric | Measure) -> Metric:
     if isinstance(measure, Metric):
         return measure
     found = entry(name)

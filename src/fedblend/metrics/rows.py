@@ -199,7 +199,7 @@ def calibration_error(apply: Apply, bins: int = BINS) -> Metric:
     """
 
     def measure(scores, targets, weights):
-        chance, came_true = _stated(scores, targets)
+        chance, came_true = _chances(scores, targets)
         edges = jnp.arange(1, bins) / bins
         place = jnp.searchsorted(edges.astype(chance.dtype), chance, side="left")
         gaps = weights * jnp.where(weights > 0, chance - came_true, 0)
@@ -217,7 +217,7 @@ def calibration_gap(scores, targets, weights):
     With two classes the probability is that of class 1; with more it is that of the
     predicted class.
     """
-    chance, came_true = _stated(scores, targets)
+    chance, came_true = _chances(scores, targets)
     gap = mean(chance - came_true, weights)
     return jnp.where(gap < 0, -gap, gap)
 
@@ -235,7 +235,7 @@ def _labels(scores: jax.Array, targets: jax.Array) -> jax.Array:
     return (targets > 0 if is_binary(scores) else targets).astype(int)
 
 
-def _stated(scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _chances(scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The probability that a model states for every row, and whether it came true."""
     chances, right = jnp.exp(_log_chances(scores)), _labels(scores, targets)
     if is_binary(scores):

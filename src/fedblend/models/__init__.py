@@ -14,8 +14,8 @@ from fedblend.models.derived import Ensemble as Ensemble
 from fedblend.models.derived import Shifted as Shifted
 from fedblend.models.derived import ensemble as ensemble
 from fedblend.models.derived import neighbors as neighbors
+from fedblend.models.derived import set_products as set_products
 from fedblend.models.derived import shifted as shifted
-from fedblend.models.derived import with_products as with_products
 from fedblend.models.dual_encoder import dual_encoder as dual_encoder
 from fedblend.models.dual_encoder import dual_encoder_loss as dual_encoder_loss
 from fedblend.models.dual_encoder import spreadout as spreadout

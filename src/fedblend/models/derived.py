@@ -45,7 +45,7 @@ from fedblend.checks import COUNT, NOT_NEGATIVE, Instance, gate, words
 from fedblend.core import Loss, PyTree
 from fedblend.errors import UserError
 from fedblend.mixing import Apply, Neighbors
-from fedblend.models.model import Model, Shape, of_halves
+from fedblend.models.model import Model, Shape, join_halves
 
 SPREAD = 0.05
 """As far apart as PyTorch starts linear models of 150 inputs, those of FedEM's data."""
@@ -140,7 +140,7 @@ def ensemble(
     return Model(init, apply)
 
 
-def of_one(loss: Loss) -> Loss:
+def single_loss(loss: Loss) -> Loss:
     """The loss of one of the models, as an ensemble by itself."""
 
     def alone(model, rows):
@@ -164,7 +164,7 @@ def models_only(tree: PyTree) -> PyTree:
     return None if tree is None else tree._replace(log_weights=None)
 
 
-def weighted(models: PyTree, weights: jax.Array) -> Ensemble:
+def set_weights(models: PyTree, weights: jax.Array) -> Ensemble:
     """Stacked models with these weights, of which some may be zero."""
     own = weights.astype(jnp.result_type(*jax.tree.leaves(models)))
     return Ensemble(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny)), models)
@@ -208,14 +208,14 @@ def shifted(model: Model, shape: Shape) -> Model:
     def own_head(params, values):
         return head(params.model, values + params.shift[None])
 
-    return of_halves(init, own_features, own_head)
+    return join_halves(init, own_features, own_head)
 
 
 Products = Literal["float32", "tf32", "bfloat16"]
 
 
 @gate(model=Instance(Model, "a Model"), products=words("float32", "tf32", "bfloat16"))
-def with_products(model: Model, products: Products) -> Model:
+def set_products(model: Model, products: Products) -> Model:
     """The model with matrix products of another precision.
 
     Parameters, gradients, optimizer and sums over clients keep theirs. "float32" has
@@ -225,30 +225,30 @@ def with_products(model: Model, products: Products) -> Model:
 
     Example:
         >>> from fedblend.models import mlp
-        >>> model = with_products(mlp(4, 3, hidden=(8,)), "bfloat16")
+        >>> model = set_products(mlp(4, 3, hidden=(8,)), "bfloat16")
         >>> params = model.init(jax.random.key(0))
         >>> params.last.weight.dtype, model.apply(params, jnp.ones((2, 4))).dtype
         (dtype('float32'), dtype('float32'))
     """
 
-    def rounded(apply: Apply) -> Apply:
+    def compute(apply: Apply) -> Apply:
         def low(params, inputs):
             leaves = jax.tree.leaves(params)
             own = jnp.result_type(*leaves) if leaves else jnp.float32
             outputs = apply(_cast(params, jnp.bfloat16), _cast(inputs, jnp.bfloat16))
             return _cast(outputs, own)
 
-        def named(params, inputs):
+        def exactly(params, inputs):
             exact = {"float32": "highest", "tf32": "tensorfloat32"}[products]
             with jax.default_matmul_precision(exact):
                 return apply(params, inputs)
 
-        return low if products == "bfloat16" else named
+        return low if products == "bfloat16" else exactly
 
     features, head = (
-        None if half is None else rounded(half) for half in (model.features, model.head)
+        None if half is None else compute(half) for half in (model.features, model.head)
     )
-    return model._replace(apply=rounded(model.apply), features=features, head=head)
+    return model._replace(apply=compute(model.apply), features=features, head=head)
 
 
 def _cast(tree: PyTree, dtype) -> PyTree:
@@ -261,7 +261,7 @@ def _cast(tree: PyTree, dtype) -> PyTree:
     )
 
 
-def squared_distances(ones: jax.Array, others: jax.Array) -> jax.Array:
+def distances(ones: jax.Array, others: jax.Array) -> jax.Array:
     """The squared distances between two sets of vectors, [ones, others]."""
     middle = others.mean(axis=0, keepdims=True)
     ones, others = ones - middle, others - middle
@@ -274,7 +274,7 @@ def squared_distances(ones: jax.Array, others: jax.Array) -> jax.Array:
 def votes(model: Neighbors, values: jax.Array, classes: int) -> jax.Array:
     """p_kNN at these features, [rows, classes]; equal where a client has no row."""
     counts = jnp.arange(len(model.labels))[None] < model.count
-    away = jnp.where(counts, squared_distances(values, model.features), jnp.inf)
+    away = jnp.where(counts, distances(values, model.features), jnp.inf)
     last = jnp.minimum(model.k, jnp.maximum(model.count, 1)) - 1
     limit = jnp.take(jnp.sort(away, axis=1), last, axis=1)
     near = counts & (away <= limit[:, None])

@@ -39,7 +39,7 @@ from fedblend.core import Key
 from fedblend.errors import UserError
 from fedblend.mixing import Apply
 from fedblend.models.convolution import convolution
-from fedblend.models.model import Model, Shape, flat, image, model, of_halves
+from fedblend.models.model import Model, Shape, flat, image, join_halves, model
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -94,13 +94,13 @@ def flatten(inputs: jax.Array, dtype) -> jax.Array:
 def linear(layer: Affine, inputs: jax.Array) -> jax.Array:
     """The affine map over the last axis."""
     outputs = inputs @ layer.weight.T
-    return outputs if layer.bias is None else outputs + _aligned(layer.bias, outputs)
+    return outputs if layer.bias is None else outputs + _align(layer.bias, outputs)
 
 
 def convolve(layer: Kernel, images: jax.Array) -> jax.Array:
     """The convolution of [rows, height, width, channels], without padding."""
     product = convolution(images, layer.weight)
-    return product + _aligned(layer.bias, product)
+    return product + _align(layer.bias, product)
 
 
 def pool(images: jax.Array) -> jax.Array:
@@ -124,15 +124,15 @@ def normalize(layer: Norm, inputs: jax.Array) -> jax.Array:
     axes = tuple(range(1, inputs.ndim))
     centered = inputs - inputs.mean(axes, keepdims=True)
     spread = jax.lax.rsqrt((centered**2).mean(axes, keepdims=True) + 1e-5)
-    scaled = centered * spread * _aligned(layer.scale, inputs)
-    return scaled + _aligned(layer.offset, inputs)
+    scaled = centered * spread * _align(layer.scale, inputs)
+    return scaled + _align(layer.offset, inputs)
 
 
 def _last(params, features: jax.Array) -> jax.Array:
     return linear(params.last, features)
 
 
-def _aligned(bias: jax.Array, outputs: jax.Array) -> jax.Array:
+def _align(bias: jax.Array, outputs: jax.Array) -> jax.Array:
     return bias.reshape((1,) * (outputs.ndim - 1) + bias.shape)
 
 
@@ -159,7 +159,7 @@ def softmax(
     def features(params, rows):
         return flatten(rows, params.weight.dtype)
 
-    return of_halves(init, features, linear)
+    return join_halves(init, features, linear)
 
 
 def _one_score(shape: Shape, outputs: int) -> tuple[int]:
@@ -186,7 +186,7 @@ def logistic(inputs: int, *, intercept: bool = True, dtype=jnp.float32) -> Model
     def head(params, features):
         return linear(params, features)[:, 0]
 
-    return of_halves(scores.init, cast(Apply, scores.features), head)
+    return join_halves(scores.init, cast(Apply, scores.features), head)
 
 
 class Mlp(NamedTuple):
@@ -252,7 +252,7 @@ def mlp(
             here = ACTIVATIONS[activation](here)
         return here
 
-    return of_halves(init, features, _last)
+    return join_halves(init, features, _last)
 
 
 class Cnn(NamedTuple):
@@ -343,7 +343,7 @@ def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Mode
         here = normal(params, 2, linear(params.hidden, flatten(here, dtype)))
         return jax.nn.relu(here)
 
-    return of_halves(init, features, _last)
+    return join_halves(init, features, _last)
 
 
 def _image(plan: _Plan, shape: Shape) -> tuple[int, int, int]:

@@ -55,7 +55,7 @@ class Model(NamedTuple):
     prefix: Callable[[Key, int], PyTree] | None = None
 
 
-def of_halves(init: Callable[[Key], PyTree], features: Apply, head: Apply) -> Model:
+def join_halves(init: Callable[[Key], PyTree], features: Apply, head: Apply) -> Model:
     """The model of these two halves."""
 
     def apply(params, inputs):
@@ -64,7 +64,7 @@ def of_halves(init: Callable[[Key], PyTree], features: Apply, head: Apply) -> Mo
     return Model(init, apply, features, head)
 
 
-def in_unit(model: Model, center: float, scale: float) -> Model:
+def change_unit(model: Model, center: float, scale: float) -> Model:
     """The model with outputs ``center + scale * outputs``, in the unit of targets."""
 
     def rescale(apply: Apply) -> Apply:

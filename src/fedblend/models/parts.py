@@ -113,7 +113,7 @@ def _follow(program: Any, given: Sequence[set[int] | None], first: dict[int, _Us
         known = [
             set() if isinstance(one, Literal) else made[one] for one in step.invars
         ]
-        outputs = _inside(step, known, first)
+        outputs = _enter(step, known, first)
         if outputs is None:
             of = set().union(*(one for one in known if one is not None))
             if _DATA in known:
@@ -125,7 +125,7 @@ def _follow(program: Any, given: Sequence[set[int] | None], first: dict[int, _Us
     return [set() if isinstance(one, Literal) else made[one] for one in program.outvars]
 
 
-def _inside(step: Any, known: list, first: dict[int, _Use]) -> list | None:
+def _enter(step: Any, known: list, first: dict[int, _Use]) -> list | None:
     """The same for a step that is a program itself; None if it is none."""
     inner = next((step.params[key] for key in _INSIDE if key in step.params), None)
     inner = getattr(inner, "jaxpr", inner)

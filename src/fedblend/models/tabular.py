@@ -27,7 +27,7 @@ from jax.nn import initializers
 from fedblend.checks import COUNT, gate
 from fedblend.data.preprocess.preprocessing import BINS
 from fedblend.models.feedforward import Affine, Mlp, affine, flatten, linear
-from fedblend.models.model import Model, flat, model, of_halves
+from fedblend.models.model import Model, flat, join_halves, model
 
 HIDDEN = (64, 64)
 """Widths of the layers."""
@@ -104,4 +104,4 @@ def tabular(
     def head(params, values):
         return linear(params.last, values)
 
-    return of_halves(init, features, head)
+    return join_halves(init, features, head)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.errors import RunError
-from fedblend.metrics import Metric, Spread, over_clients
+from fedblend.metrics import Metric, Spread, client_spread
 from fedblend.report import tables
 from fedblend.report.measures import main_splits, value_at
 from fedblend.report.tables import Cell, MeasureColumn, MethodTable
@@ -203,7 +203,7 @@ def summary_table(
 def _spreads(of: Contender, metric: str) -> list[Spread]:
     """A metric over the clients, in each seed."""
     better = of.saved.evidence.metrics[metric].higher_is_better
-    return [over_clients(one, of.saved.counts, better) for one in of.values(metric)]
+    return [client_spread(one, of.saved.counts, better) for one in of.values(metric)]
 
 
 def _cost_columns(made: Comparison, target: TargetValue | None) -> list[MeasureColumn]:

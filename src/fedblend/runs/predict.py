@@ -163,7 +163,7 @@ def predictions_of(of: Predictor, outputs: np.ndarray) -> TablePredictions:
     task = of.task
     if task.kind == "regression":
         flat = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
-        return TablePredictions(task.in_user_unit(flat), outputs, None, ())
+        return TablePredictions(task.restore_unit(flat), outputs, None, ())
     scores = outputs.astype(np.float64)
     names = task.labels or tuple(map(str, range(scores.shape[-1])))
     if task.kind == "tags":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.config.build import Built, build
-from fedblend.config.config import Config, difference, dump, named_by_key
+from fedblend.config.config import Config, difference, dump, rename_errors
 from fedblend.config.tables import privacy
 from fedblend.config.tables.local_work import LocalWork
 from fedblend.errors import CheckpointError, ConfigError, RunError
@@ -251,7 +251,7 @@ def stages(
         files = dataclasses.replace(own, folder=folder.states(stage))
         return dataclasses.replace(spec, store=files)
 
-    with named_by_key(**TABLES):
+    with rename_errors(**TABLES):
         if local is not None and given is None:
             own = dataclasses.replace(built.spec, algorithm=local)
             own, alone = train_alone.spec_alone(own), config.measure.local

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.config.build import Built, build
-from fedblend.config.config import dump, named_by_key
+from fedblend.config.config import dump, rename_errors
 from fedblend.config.sweep import Point, join_points
 from fedblend.errors import CheckpointError
 from fedblend.metrics import main_first
@@ -112,7 +112,7 @@ def _joint(points: Sequence[Point], built: Built) -> Run:
         local=None,
     )
     try:
-        with named_by_key(**TABLES):
+        with rename_errors(**TABLES):
             return set_up(spec)
     except jax.errors.JAXTypeError as error:
         raise NotTogether(str(error)) from error

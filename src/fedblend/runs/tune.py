@@ -18,7 +18,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.config.build import Built, build, method
-from fedblend.config.config import Config, named_by_key
+from fedblend.config.config import Config, rename_errors
 from fedblend.config.tables import privacy
 from fedblend.config.theory_rates import Rates, rates
 from fedblend.core import Algorithm
@@ -62,7 +62,7 @@ def tune_config(
             federated_data=built.federated_data,
         )
         by = by or next((name for name in spec.measure if name != "loss"), "loss")
-        with named_by_key(by="--by", folds="--folds"):
+        with rename_errors(by="--by", folds="--folds"):
             found = choose_arms(spec, built.local, [*alphas, 1.0], by=by, folds=folds)
     said = (str(one.message) for one in told)
     own = (line for line in said if line.startswith("choose: "))

@@ -30,7 +30,7 @@ from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.data.variants import SEVERAL
 from fedblend.data.variants import folds as split_folds
 from fedblend.errors import ConfigError, UserError
-from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.mixing import Blend, outputs
 from fedblend.selection import shrinkage
 from fedblend.selection.arms import (
@@ -197,7 +197,7 @@ def choose(
         federated_data,
         key,
         rounds,
-        measure=as_metrics(measure),
+        measure=make_metrics(measure),
         **options,
     )
     grid = None if isinstance(build, Mapping) else ALPHAS("alphas", alphas)

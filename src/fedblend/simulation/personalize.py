@@ -29,7 +29,7 @@ from fedblend import keys, trees
 from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
-from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.simulation import compile
 from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
@@ -116,7 +116,7 @@ def personalize(
     FEDERATED_DATA("new_clients", new_clients)
     visits = WHOLE("visits", visits)
     fits(algorithm.needs, new_clients.clients, new_clients=True)
-    down, metrics = trees.strongly_typed(down), as_metrics(measure)
+    down, metrics = trees.strongly_typed(down), make_metrics(measure)
     train = new_clients.train
 
     def model_of(down, key, shard):

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
-from fedblend.metrics import Metric, Spread, over_clients
+from fedblend.metrics import Metric, Spread, client_spread
 from fedblend.stats.gains import Evidence, Measured, harms
 
 Entry = TypeVar("Entry")
@@ -120,7 +120,7 @@ def spreads(
     }
 
     def spread(split: str, name: str, values: np.ndarray) -> Spread:
-        return over_clients(values, counts[split], metrics[name].higher_is_better)
+        return client_spread(values, counts[split], metrics[name].higher_is_better)
 
     return each_metric(asked, spread)
 

@@ -20,7 +20,7 @@ from fedblend.checks import ALGORITHM, COUNT, WHOLE, Instance, optional
 from fedblend.core import Algorithm, Key, Needs, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
-from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.simulation import aggregators, devices, sampling
 from fedblend.simulation.aggregators import Reduction
 from fedblend.simulation.cohort_loader import CohortLoader
@@ -125,7 +125,7 @@ def simulate(
     Returns:
         A ``Run``. With several keys or ``over`` its results have a replica for each.
     """
-    measure = as_metrics(measure)
+    measure = make_metrics(measure)
     # The parameters of this function are the fields of RunSpec.
     return set_up(RunSpec(**locals()))
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FederatedData
-from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.simulation.result import LocalBudget
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import choose_measured
@@ -103,7 +103,7 @@ def train_alone(
         how it was chosen.
     """
     metric = metric or next((name for name in measure if name != "loss"), "loss")
-    metrics = as_metrics(measure)
+    metrics = make_metrics(measure)
     asked = RunSpec(
         algorithm, params, federated_data, key, rounds, measure=metrics, **settings
     )

@@ -214,8 +214,8 @@ def test_a_description_has_a_line_for_each_column(fitted):
     assert "rare categories share one input" in said["w"]["done"]
     assert said["free"]["done"].startswith("dropped: has 400 different texts")
     assert sum(line["inputs"] for line in said.values()) == len(made.features)
-    assert made.in_short().startswith("preprocessing: 3 columns make ")
-    assert "dropped: 'free' has 400 different texts" in made.in_short()
+    assert made.summarize().startswith("preprocessing: 3 columns make ")
+    assert "dropped: 'free' has 400 different texts" in made.summarize()
 
 
 def test_damaged_json_is_one_line(fitted):

@@ -150,8 +150,8 @@ def test_a_value_far_from_nearly_constant_training_rows_is_clipped():
     patient = {"dose": np.array([500.0, -500.0]), "age": np.array([40.0, 50.0])}
     inputs = fitted.transform(patient)
     np.testing.assert_array_equal(inputs[:, 0], [10.0, -10.0])
-    assert fitted.clipped(inputs) == {"dose": 2}
-    assert fitted.clipped(fitted.transform(train)) == {"dose": 1}
+    assert fitted.count_clipped(inputs) == {"dose": 2}
+    assert fitted.count_clipped(fitted.transform(train)) == {"dose": 1}
 
 
 @pytest.mark.parametrize("clients", [1, 4, 25])

@@ -22,7 +22,7 @@ from fedblend.config.tables.adapt import hash_file
 from fedblend.config.tables.data import splits_of
 from fedblend.config.toml import parse
 from fedblend.data.dataset import DataError
-from fedblend.data.federated import Shards, gather, held_out
+from fedblend.data.federated import Shards, gather, hold_out_rows
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import ConfigError
 from fedblend.metrics.metric import Metric, mean_and_rows, row_mask
@@ -56,7 +56,7 @@ def rows_of(settings: ClientSettings, contract: Contract) -> dict[str, Shards]:
         preprocessing=contract.schema,
     )
     assert not isinstance(data.test, str)
-    parts = held_out(
+    parts = hold_out_rows(
         np.arange(len(read.rows[0])),
         settings.client,
         validation=data.validation,

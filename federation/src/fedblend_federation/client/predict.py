@@ -118,7 +118,7 @@ def _read_model(path: Path, params: PyTree) -> tuple[PyTree, dict[str, str]]:
 def _predictions(scores: np.ndarray, task: Task) -> list[Any]:
     """Names of classes, or numbers."""
     if task.kind == "regression":
-        return task.in_user_unit(scores.reshape(len(scores), -1)[:, 0]).tolist()
+        return task.restore_unit(scores.reshape(len(scores), -1)[:, 0]).tolist()
     if task.kind == "binary" and scores.reshape(len(scores), -1).shape[1] == 1:
         found = (scores.reshape(-1) > 0).astype(int)
     else:

@@ -27,8 +27,8 @@ from fedblend.config.table import (
     Positive,
     Table,
     Word,
+    limit,
     matching,
-    within,
 )
 from fedblend.config.tables.federation import Federation
 from fedblend.config.tables.privacy import ProtectRows
@@ -130,7 +130,7 @@ class Accept(Table):
     imports: list[Word] = Field(default=[])
     discloses: list[Disclosed] = Field(default=[])
     secure: bool = False
-    min_cohort: Annotated[int, within(Number(least=2, whole=True))] = 3
+    min_cohort: Annotated[int, limit(Number(least=2, whole=True))] = 3
     colluding: Index = 0
     fewest_rows: Index = 20
     min_batch_rows: Index = 8
@@ -219,14 +219,14 @@ class Protect(Table):
         return self
 
 
-SentMetric = Annotated[str, matching(metrics.pattern(SENT), metrics.in_words(SENT))]
+SentMetric = Annotated[str, matching(metrics.pattern(SENT), metrics.list_names(SENT))]
 
 
 class Metrics(Table):
     """Which measures are sent to the server."""
 
     names: Literal["any"] | list[SentMetric] = Field(default=["loss", "accuracy"])
-    round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
+    round_to: Annotated[int, limit(Number(least=0, most=15, whole=True))] = 3
     bound: Positive = 100.0
     noise: NotNegative = 0.0
     total: Index = 500

@@ -25,7 +25,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
-from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.selection.arms import ALPHAS
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
@@ -147,7 +147,7 @@ def tune(
         key,
         rounds,
         every=every,
-        measure=as_metrics(measure),
+        measure=make_metrics(measure),
         **options,
     )
     return choose_alpha(spec, alphas, by)

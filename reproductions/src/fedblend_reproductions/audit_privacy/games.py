@@ -11,7 +11,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.config.build import Built, method
-from fedblend.config.config import Config, named_by_key
+from fedblend.config.config import Config, rename_errors
 from fedblend.config.tables.privacy import Privacy
 from fedblend.errors import ConfigError
 from fedblend.simulation.run import Run
@@ -53,7 +53,7 @@ def play(
     plain = dataclasses.replace(
         built.spec, federated_data=built.federated_data, measure={}, every=1
     )
-    with named_by_key():
+    with rename_errors():
         sent = jax.tree.leaves(set_up(plain).shapes.decoded.delta)
     sizes = [leaf.size for leaf in sent]
     number = min(clients, canaries, sum(sizes) // 2)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from fedblend.core import Key
 from fedblend.models.convolution import convolution
 from fedblend.models.feedforward import Affine, Cnn, Kernel, flatten, pool
-from fedblend.models.model import Model, of_halves
+from fedblend.models.model import Model, join_halves
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
@@ -89,7 +89,7 @@ def network(precision: Precision = "tf32", classes: int = 10) -> Model:
     def head(params: Cnn, features: jax.Array) -> jax.Array:
         return _biased(product(features, params.last.weight.T), params.last.bias)
 
-    return of_halves(init, features, head)
+    return join_halves(init, features, head)
 
 
 def _biased(outputs: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.data.dataset import Dataset, MissingDataError, Size, dataset
-from fedblend.data.readers.arrays import opened
+from fedblend.data.readers.arrays import open_arrays
 from fedblend_reproductions.datasets.download import find_either, public_sets
 
 _DIGITS = "0123456789"
@@ -37,7 +37,7 @@ def femnist(digits_only: bool = False, file: str | None = None) -> Dataset:
             (41495 + 4763 images) in the data home.
     """
     path = find_either("femnist", file, "femnist_leaf_300writers.npz")
-    with opened(path, "is not an .npz of LEAF's images") as raw:
+    with open_arrays(path, "is not an .npz of LEAF's images") as raw:
         images, labels = raw["images"], raw["labels"].astype(np.int32)
         writers = raw["writer_names"][raw["writer"]]
         testing = raw["split"] == 1

@@ -26,7 +26,7 @@ from pydantic import (
 from fedblend import solvers
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.compress.compressor import COMPRESSOR
-from fedblend.config.imports import imported, one_line_errors
+from fedblend.config.imports import import_function, one_line_errors
 from fedblend.config.table import (
     NO_VALUES,
     TYPES,
@@ -50,7 +50,7 @@ from fedblend.config.tables.local_work import (
     WORK,
     LocalWork,
     OptimizerTable,
-    with_work,
+    fill_work,
 )
 from fedblend.config.tables.model import LINEAR
 from fedblend.core import Algorithm, Loss
@@ -159,12 +159,12 @@ class Options(LocalWork):
                 raise SettingError("steps", why)
             known = known.model_copy(update={"steps": 1})
         try:
-            known.build(**PLACEHOLDERS, values=self.in_place_of_theory(1.0, 0.0))
+            known.build(**PLACEHOLDERS, values=self.substitute_theory(1.0, 0.0))
         except UserError as error:
             raise SettingError(self._key(error.key), error.why) from None
         return self
 
-    def in_place_of_theory(self, rate: Any, momentum: Any) -> Values:
+    def substitute_theory(self, rate: Any, momentum: Any) -> Values:
         """The numbers that stand for the word "theory"; none where the builder does."""
         if self.rate != "theory" or self.entry.own_rates:
             return NO_VALUES
@@ -276,7 +276,7 @@ def import_options(content: Any) -> Options:
     if isinstance(content, Options):
         return content
     name, folder = content["name"], content.get("import_from")
-    build = imported(name, folder if isinstance(folder, str) else None)
+    build = import_function(name, folder if isinstance(folder, str) else None)
     own = [one for one in ALGORITHMS.values() if build in (one.build, one.builder)]
     other = AlgorithmEntry(name, build, build, ("update",), TRAINS, {}, None, None)
     entry = dataclasses.replace(own[0] if own else other, name=name)
@@ -357,11 +357,11 @@ def fill(table: Content, model: str) -> Content:
     entry = ALGORITHMS.get(name)
     own = {} if entry is None else entry.defaults
     usual = {**WORK, "rate": RATES.get(model, WORK["rate"])}
-    found = with_work(table, {**usual, **own})
+    found = fill_work(table, {**usual, **own})
     if entry is None:
         return found
     nested = entry.keys.get("work")
-    for key in _required(entry):
+    for key in _mandatory_keys(entry):
         if key == nested:
             found.setdefault(key, {})
         elif key in (entry.keeps, "head"):
@@ -373,7 +373,7 @@ def fill(table: Content, model: str) -> Content:
         usual["rate"] = table["rate"]
     for key, value in found.items():
         if isinstance(value, dict) and (key == nested or value.get("solver") == "sgd"):
-            found[key] = with_work(value, usual)
+            found[key] = fill_work(value, usual)
     return found
 
 
@@ -383,7 +383,7 @@ def _part(key: str, model: str) -> str | list[str]:
     return [HEADS[model]] if word == "head" and model in HEADS else word
 
 
-def _required(entry: AlgorithmEntry) -> Iterator[str]:
+def _mandatory_keys(entry: AlgorithmEntry) -> Iterator[str]:
     """The keys of the options that have no default in the builder."""
     for name, parameter in entry.parameters.items():
         given = name in ("loss", "algorithm", *FACTS)

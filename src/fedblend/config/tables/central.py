@@ -153,7 +153,7 @@ def preprocess_server(
     fitted = federations[0].preprocessing
     assert fitted is not None
     if server is not None:
-        return server.preprocessed(fitted)
+        return server.preprocess(fitted)
     return own_rows(table, task_of(dataset), target, seed, fitted)
 
 

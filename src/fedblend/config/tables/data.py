@@ -31,10 +31,10 @@ from fedblend.config.table import (
     Word,
     arguments,
     exactly_one,
+    limit,
     one_of,
     refuse_first,
     table_of,
-    within,
 )
 from fedblend.data import datasets, partition
 from fedblend.data.dataset import DATASETS, DataError, Dataset, DatasetInfo, Size
@@ -174,7 +174,7 @@ class NodeRows(Data):
     partition: Literal["nodes"]
     clients: Count
     labels: Annotated[list[Word], Field(min_length=2)] | None = None
-    classes: Annotated[int, within(Number(least=2, whole=True))] | None = None
+    classes: Annotated[int, limit(Number(least=2, whole=True))] | None = None
     shape: list[Count] | None = None
     columns: Annotated[list[Word], Field(min_length=1)] | None = None
     raw: RawColumns | None = None
@@ -236,21 +236,21 @@ def origin(data: Content) -> str:
     return str(data.get("source") or Path(str(data.get("file", "run"))).stem)
 
 
-def known_facts(data: Content) -> DatasetInfo | None:
+def dataset_facts(data: Content) -> DatasetInfo | None:
     """What is known of the dataset; None of a file and of an unknown name."""
     source = data.get("source")
     return DATASETS.get(source) if isinstance(source, str) else None
 
 
-def known_size(data: Content) -> Size | None:
+def dataset_size(data: Content) -> Size | None:
     """The size of the dataset, where it is known."""
-    known = known_facts(data)
+    known = dataset_facts(data)
     return None if known is None else known.size
 
 
 def has_clients(data: Content) -> bool:
     """Whether the data names the client of each row."""
-    size, file = known_size(data), data.get("file")
+    size, file = dataset_size(data), data.get("file")
     if size is not None:
         return size.clients is not None
     named = isinstance(file, str) and file.endswith(".npz")
@@ -270,7 +270,7 @@ def usual_partition(data: Content) -> Content:
             "is missing; it names the column that says whose row it is. Without one, "
             'data.partition = "iid" with data.clients shares the rows out',
         )
-    size = known_size(data)
+    size = dataset_size(data)
     if size is None or size.classes is None:
         return {"partition": "iid", **_unless(data, {"clients": CLIENTS["clients"]})}
     return {"partition": "dirichlet", **_unless(data, CLIENTS)}
@@ -336,10 +336,10 @@ def hold_out(
     if schema is None:
         return every, unseen
     fitted = [fit_preprocessing(schema, one) for one in every]
-    seen = [one.preprocessed(own) for one, own in zip(every, fitted, strict=True)]
+    seen = [one.preprocess(own) for one, own in zip(every, fitted, strict=True)]
     # Clients that take no part in training take none in the statistics, either.
     others = zip(unseen, fitted, strict=False)
-    return seen, [one.preprocessed(own) for one, own in others]
+    return seen, [one.preprocess(own) for one, own in others]
 
 
 def _split(data: Data, dataset: Dataset, parts: Partition, split: int) -> FederatedData:
@@ -391,7 +391,7 @@ def warnings(
     """
     yield from dataset.notes
     if (fitted := federated_data.preprocessing) is not None:
-        yield fitted.in_short()
+        yield fitted.summarize()
         splits = federated_data.splits.values()
         yield from fitted.warnings(split.examples[0] for split in splits)
     if dataset.sha256:  # a folder's rows need not fit into memory

@@ -15,7 +15,7 @@ from fedblend.config.table import (
     Positive,
     Share,
     Table,
-    within,
+    limit,
 )
 from fedblend.errors import SettingError
 
@@ -43,7 +43,7 @@ class Federation(Table):
     largest_answer: Count | None = None
     norm_ratio: Positive | None = 100.0
     clip_ratio: Positive | None = 3.0
-    weight_ratio: Annotated[float, within(Number(least=1))] | None = 3.0
+    weight_ratio: Annotated[float, limit(Number(least=1))] | None = 3.0
     max_rows: Count = 1_000_000
     secure: bool = False
     secure_bits: Literal[32, 64] = 64

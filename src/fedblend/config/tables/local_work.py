@@ -30,7 +30,7 @@ from fedblend.config.table import (
     Values,
     exactly_one,
     one_of,
-    tagged,
+    tag_table,
     values_inside,
 )
 from fedblend.errors import SettingError
@@ -135,7 +135,7 @@ if TYPE_CHECKING:
     Schedule = ScheduleTable
 else:
     _RULES = [
-        Annotated[tagged(name, OptimizerTable, **fields), Tag(name)]
+        Annotated[tag_table(name, OptimizerTable, **fields), Tag(name)]
         for name, (_, fields) in OPTIMIZERS.items()
     ]
     Rule = Annotated[
@@ -143,7 +143,8 @@ else:
     ]
     """An optimizer: a number is plain SGD with that rate."""
     Schedule = one_of(
-        tagged(name, ScheduleTable, **fields) for name, (_, fields) in SCHEDULES.items()
+        tag_table(name, ScheduleTable, **fields)
+        for name, (_, fields) in SCHEDULES.items()
     )
 
 
@@ -223,7 +224,7 @@ RATES = {"char_rnn": 0.8}
 """Of models that need another one."""
 
 
-def with_work(table: Content, usual: Content) -> Content:
+def fill_work(table: Content, usual: Content) -> Content:
     """The table with what it lacks of local work."""
     found = dict(table)
     if "rate" not in table and "optimizer" not in table:

@@ -20,7 +20,7 @@ from fedblend.mixing import Apply
 if TYPE_CHECKING:
     from fedblend.config.config import Config
 
-Metric = Annotated[str, matching(registry.pattern(), registry.in_words())]
+Metric = Annotated[str, matching(registry.pattern(), registry.list_names())]
 
 
 class Measure(Table):

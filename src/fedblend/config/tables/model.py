@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from pydantic import ConfigDict, model_validator
 
 from fedblend import losses, models
-from fedblend.config.imports import imported, one_line_errors
+from fedblend.config.imports import import_function, one_line_errors
 from fedblend.config.table import (
     Content,
     Count,
@@ -24,9 +24,9 @@ from fedblend.config.table import (
     one_of_or_imported,
     one_word,
     refuse_first,
-    tagged,
+    tag_table,
 )
-from fedblend.config.tables.data import known_facts
+from fedblend.config.tables.data import dataset_facts
 from fedblend.core import Loss
 from fedblend.data.dataset import DATASETS, Task
 from fedblend.data.federated import FederatedData
@@ -35,7 +35,7 @@ from fedblend.extras import require
 from fedblend.mixing import Apply
 from fedblend.models import MODELS
 from fedblend.models.derived import Products
-from fedblend.models.model import SWITCHES, in_unit
+from fedblend.models.model import SWITCHES, change_unit
 from fedblend.theory import constants
 from fedblend.theory.constants import Smoothness
 
@@ -114,7 +114,7 @@ def _model_table(name: str) -> type[ModelChoice]:
         for option, default in MODELS[name].options.items()
         if option not in ("dtype", "ranks")  # [run] precision and data decide
     }
-    return tagged(name, ModelChoice, **options)
+    return tag_table(name, ModelChoice, **options)
 
 
 NAMED_MODELS = tuple(map(_model_table, MODELS))
@@ -136,7 +136,7 @@ class ImportedModel(ModelChoice):
     @property
     def function(self) -> Callable[..., Any]:
         """The function that the name means; this imports its module."""
-        return imported(self.name, self.import_from)
+        return import_function(self.name, self.import_from)
 
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ else:
 
 def usual_model(data: Content, adapters: bool) -> str:
     """The model of a configuration that names none; ``adapters`` are trained."""
-    shape, known = data.get("shape"), known_facts(data)
+    shape, known = data.get("shape"), dataset_facts(data)
     if isinstance(shape, list) and len(shape) > 1:
         return "cnn"
     if known is not None and known.model is not None:
@@ -238,21 +238,21 @@ def model_of(config: "Config", task: Task, loss: str) -> models.Model:
     else:
         model = _build_model(choice, task, outputs, precision)
     if choice.products is not None:
-        model = models.with_products(model, choice.products)
+        model = models.set_products(model, choice.products)
     if (task.center, task.scale) != (0, 1):
-        model = in_unit(model, task.center, task.scale)
+        model = change_unit(model, task.center, task.scale)
     if config.adapt is not None:
         rows, described = some_inputs(task, precision), [choice.model_dump(), loss]
         described.append(str(task))
         adapters = require("fedblend_adapters.configured", "adapt", extra="adapters")
         model = adapters.adapt_model(config.adapt, model, rows, described)
-    return _in_form(config, model, task, loss)
+    return _change_form(config, model, task, loss)
 
 
 def _check_task(choice: ModelChoice, task: Task, loss: str) -> None:
     """Refuse a model or a loss that is not for the targets."""
     name, kind, kinds = choice.name, task.kind, LOSSES[loss].kinds
-    sequences, imported = name in SEQUENCES, isinstance(choice, ImportedModel)
+    sequences, by_path = name in SEQUENCES, isinstance(choice, ImportedModel)
     linear, form = name == "logistic", "sequences" if sequences else "single rows"
     for wrong, line in (
         (
@@ -270,7 +270,7 @@ def _check_task(choice: ModelChoice, task: Task, loss: str) -> None:
             f"loss: \"hinge\" is dual_encoder's, not {name}'s",
         ),
         (
-            not imported and sequences != (kind == "sequence"),
+            not by_path and sequences != (kind == "sequence"),
             f'name: "{name}" is for {form}, not for {kind} targets',
         ),
         (
@@ -337,7 +337,7 @@ def _import_model(
         raise ConfigError(f"{where}{error}") from None
 
 
-def _in_form(
+def _change_form(
     config: "Config", model: models.Model, task: Task, loss: str
 ) -> models.Model:
     """The model in the form that the algorithm asks for, or several of it."""

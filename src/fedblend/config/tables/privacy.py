@@ -20,8 +20,8 @@ from fedblend.config.table import (
     Positive,
     Table,
     arguments,
+    limit,
     refuse_first,
-    within,
 )
 from fedblend.config.tables.federation import Federation
 from fedblend.config.tables.run import RunTable
@@ -111,7 +111,7 @@ class Privacy(Table):
     clip: Positive
     noise: NotNegative
     tree: Count | None = None
-    buffers: Annotated[int, within(BUFFERS)] | None = None
+    buffers: Annotated[int, limit(BUFFERS)] | None = None
     delta: Inside
     adjacency: Literal["replace_one", "zero_out", "add_or_remove"] = "replace_one"
     adaptive: bool = False
@@ -253,7 +253,7 @@ def _conditions(config: "Config", table: Privacy, raw: bool) -> list[tuple[bool,
     federation = config.federation or Federation()
     how = "plain" if compress is None else compress.how
     longest, source = federation.longest_update, config.data.source
-    unknown = _unexamined(config)
+    unknown = _first_unknown_key(config)
     return [
         (table.noise > 0, "there is no noise"),
         (
@@ -319,7 +319,7 @@ def _conditions(config: "Config", table: Privacy, raw: bool) -> list[tuple[bool,
     ]
 
 
-def _unexamined(config: "Config") -> str:
+def _first_unknown_key(config: "Config") -> str:
     """The first key of a table in use that the list does not know."""
     for name, known in EXAMINED.items():
         table = config if name == "config" else getattr(config, name)

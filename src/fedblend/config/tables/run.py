@@ -18,7 +18,7 @@ from fedblend.config.table import (
     Share,
     Table,
     Word,
-    within,
+    limit,
 )
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import FederatedData
@@ -98,13 +98,13 @@ class RunTable(Table):
     rows: Literal["auto", "device", "host"] = "auto"
     dropout: Fraction = 0.0
     reduction: Literal["mean", "median", "trimmed_mean"] = "mean"
-    trim: Annotated[float, within(Number(least=0, below=0.5))] = 0.1
+    trim: Annotated[float, limit(Number(least=0, below=0.5))] = 0.1
     precision: Literal["float32", "float64"] = "float32"
     keep_personal: Literal["auto", "always", "never"] = "auto"
     until: Positive | None = None
 
     @model_validator(mode="after")
-    def _resolved(self) -> "RunTable":
+    def _check_until(self) -> "RunTable":
         if self.until is not None:
             require_resolved("until", self.until, self.precision)
         return self

@@ -103,10 +103,10 @@ def read_as(raw: np.ndarray, kind: Kind, style: str) -> np.ndarray:
     if raw.dtype.kind == "m":
         return np.asarray(raw / _DAY, np.float64)
     usual = "iso" if kind == "date" else "plain"
-    return _looked_up(values.factorize(raw), READERS[kind], style or usual)
+    return _look_up(values.factorize(raw), READERS[kind], style or usual)
 
 
-def _looked_up(
+def _look_up(
     factors: Factors, read: Callable[[Any, str], float], style: str
 ) -> np.ndarray:
     return _usable(factors.lookup([read(value, style) for value in factors.values]))
@@ -129,7 +129,7 @@ def _words(factors: Factors) -> tuple[np.ndarray, tuple[str, ...]]:
     return factors.lookup([places[one] for one in words]), names
 
 
-def found(raw: np.ndarray) -> Found:
+def identify(raw: np.ndarray) -> Found:
     """What a column of unknown content holds."""
     if raw.dtype.kind == "b":
         return Found("boolean", read_as(raw, "boolean", ""))
@@ -139,15 +139,15 @@ def found(raw: np.ndarray) -> Found:
         kind = "date" if raw.dtype.kind == "M" else "number"
         return Found(kind, read_as(raw, kind, ""))
     factors = values.factorize(raw)
-    stored = {_stored(value) for value in factors.values}
+    stored = {_type_name(value) for value in factors.values}
     if len(stored) == 1 and "text" not in stored:
         (only,) = stored
-        numbers = _looked_up(factors, READERS[only], "")
+        numbers = _look_up(factors, READERS[only], "")
         return _numbers(numbers) if only == "number" else Found(only, numbers)
     return _texts(factors)
 
 
-def _stored(value: Any) -> Any:
+def _type_name(value: Any) -> Any:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
@@ -171,7 +171,7 @@ def _texts(factors: Factors) -> Found:
         return Found("text", factors.lookup([]))
     lowered = {text.lower() for text in texts}
     if len(lowered) == 2 and lowered & values.TRUE and lowered & values.FALSE:
-        return Found("boolean", _looked_up(factors, values.truth, ""))
+        return Found("boolean", _look_up(factors, values.truth, ""))
     tried: dict[Kind, tuple[str, ...]] = {
         "number": values.NUMBER_STYLES,
         "date": values.DATE_STYLES,
@@ -190,10 +190,10 @@ def _texts(factors: Factors) -> Found:
             or counts[bounds].sum() > MOST_BOUNDS * counts.sum()
         ):
             continue
-        remarks = [] if style in ("plain", "iso") else [f"read {_shown(style)}"]
+        remarks = [] if style in ("plain", "iso") else [f"read {_style_name(style)}"]
         if others:
             first = remarks[0] if remarks else ""
-            remarks = [f"{first} (they would fit {_shown(others[0])}, too)"]
+            remarks = [f"{first} (they would fit {_style_name(others[0])}, too)"]
         for some, meant in ((bounds, "their number"), (odd, "missing")):
             if some.any():
                 example = texts[int(np.flatnonzero(some)[0])]
@@ -206,7 +206,7 @@ def _texts(factors: Factors) -> Found:
     return Found("text", numbers, words=words)
 
 
-def _shown(style: str) -> str:
+def _style_name(style: str) -> str:
     named = {
         "plain": "as they are",
         "thousands": "with commas between thousands",

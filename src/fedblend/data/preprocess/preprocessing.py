@@ -47,7 +47,7 @@ import numpy as np
 from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.columns import PERIODS, SCALED, Column
 from fedblend.data.preprocess.schema import Columns, Schema
-from fedblend.data.readers.checks import listed
+from fedblend.data.readers.checks import list_some
 
 BINS = 16
 """Bins of a number between quantiles."""
@@ -128,7 +128,7 @@ class Preprocessing:
         ]
         return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
-    def clipped(self, inputs: np.ndarray) -> dict[str, int]:
+    def count_clipped(self, inputs: np.ndarray) -> dict[str, int]:
         """The columns with clipped values among these inputs, and how many values."""
         first = np.cumsum([0, *(len(one.features) for one in self.schema.kept)])
         scaled = {
@@ -142,20 +142,20 @@ class Preprocessing:
         """A warning of columns with clipped values, from the inputs of all rows."""
         counts: Counter[str] = Counter()
         for inputs in parts:
-            counts.update(self.clipped(inputs))
+            counts.update(self.count_clipped(inputs))
         if counts:
             shown = [f"{count} in {name!r}" for name, count in counts.most_common()]
             yield (
                 f"preprocessing: values more than {FARTHEST:g} deviations from the "
-                f"mean are clipped: {listed(shown)}; check them, or leave the columns "
-                "out with drop"
+                f"mean are clipped: {list_some(shown)}; check them, or leave the "
+                "columns out with drop"
             )
 
     def describe(self) -> list[dict[str, Any]]:
         """What was seen in each column of the table, and what was done to it."""
         return describe(self.schema, self.fitted)
 
-    def in_short(self) -> str:
+    def summarize(self) -> str:
         """What was done to all columns, on one line."""
         kept = [one.encoding for one in self.schema.kept]
         counts = [
@@ -179,7 +179,7 @@ class Preprocessing:
         columns = []
         for one, record in zip(self.schema.columns, self.schema.records(), strict=True):
             own = kept.get(one.name)
-            record["done"] = done(one, own)
+            record["done"] = treatment(one, own)
             columns.append(
                 record if own is None else record | {"fitted": own._asdict()}
             )
@@ -200,7 +200,7 @@ class Preprocessing:
             schema = Schema.from_records(stored["columns"])
             schema = schema._replace(ranks=stored.get("ranks") is True)
             fitted = tuple(
-                _fitted(one["fitted"], column)
+                _read_fitted(one["fitted"], column)
                 for one, column in zip(stored["columns"], schema.columns, strict=True)
                 if column.encoding != "drop"
             )
@@ -222,7 +222,7 @@ def describe(
             "kind": one.kind,
             "seen": one.seen,
             "encoding": one.encoding,
-            "done": done(one, kept.get(one.name)),
+            "done": treatment(one, kept.get(one.name)),
             "inputs": len(one.features),
         }
         for one in schema.columns
@@ -273,7 +273,7 @@ def _one_hot(
     ]
 
 
-def done(column: Column, fitted: Fitted | None) -> str:
+def treatment(column: Column, fitted: Fitted | None) -> str:
     """What was done to a column, in words; without statistics, what will be."""
     said = {
         "drop": f"dropped: {column.why}",
@@ -294,7 +294,7 @@ def done(column: Column, fitted: Fitted | None) -> str:
     return "; ".join(parts)
 
 
-def _fitted(stored: Mapping[str, Any], column: Column) -> Fitted:
+def _read_fitted(stored: Mapping[str, Any], column: Column) -> Fitted:
     """The statistics of a column from JSON, checked."""
     present, mean, deviation = (
         float(stored[name]) for name in ("present", "mean", "deviation")
@@ -335,7 +335,7 @@ def client_statistics(schema: Schema, encoded: np.ndarray) -> Statistics:
     quantities, categories = _places(schema)
     counted = known[:, quantities]
     counts = np.maximum(counted.sum(axis=0), 1)
-    values = _without_outliers(np.asarray(encoded[:, quantities]), counts)
+    values = _clip_outliers(np.asarray(encoded[:, quantities]), counts)
     mean = np.where(counted, values, 0.0).sum(axis=0) / counts
     away = np.where(counted, values - mean, 0.0)
     rest = away.sum(axis=0) / counts
@@ -374,7 +374,7 @@ def _edges(quantiles: np.ndarray, weights: np.ndarray) -> tuple[float, ...]:
     return tuple(np.unique(points[order][at]).tolist())
 
 
-def _without_outliers(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _clip_outliers(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Columns with values far out moved to a bound; ``counts`` of them are not NaN."""
     if not len(values):
         return values

@@ -20,7 +20,7 @@ from fedblend.data.preprocess.columns import (
     Found,
     Kind,
     encode,
-    found,
+    identify,
     read_as,
     words_of,
 )
@@ -119,12 +119,12 @@ class Schema(NamedTuple):
                 Column(**{name: one[name] for name in Column._fields})
                 for one in records
             ]
-            return cls(tuple(_checked(one) for one in columns))
+            return cls(tuple(_check_column(one) for one in columns))
         except (LookupError, TypeError, AttributeError):
             raise ValueError("these are no records of a schema") from None
 
 
-def _checked(column: Column) -> Column:
+def _check_column(column: Column) -> Column:
     """A column from elsewhere, with tuples for lists."""
     texts = (column.name, column.style, column.seen, column.why)
     texts += (*column.categories, *column.parts)
@@ -165,9 +165,9 @@ def schema_of(
             )
     made = Schema(
         tuple(
-            _chosen(name, np.asarray(raw), choices[name])
+            _choose(name, np.asarray(raw), choices[name])
             if name in choices
-            else _decided(name, np.asarray(raw), confirmed)
+            else _decide(name, np.asarray(raw), confirmed)
             for name, raw in columns.items()
         )
     )
@@ -177,9 +177,9 @@ def schema_of(
     return made
 
 
-def _decided(name: str, raw: np.ndarray, confirmed: bool) -> Column:
+def _decide(name: str, raw: np.ndarray, confirmed: bool) -> Column:
     """What to make of a column that nobody chose for."""
-    seen = found(raw)
+    seen = identify(raw)
     present = seen.numbers[~np.isnan(seen.numbers)]
     rows, different = len(raw), len(np.unique(present))
     about = _column(name, seen, raw)
@@ -195,14 +195,14 @@ def _decided(name: str, raw: np.ndarray, confirmed: bool) -> Column:
                 return about._replace(encoding="drop", why="numbers the rows")
             about = about._replace(why=ALL_DIFFER)
         if id_name and whole:
-            return _by_name(name, raw, about, different)
+            return _name_ids(name, raw, about, different)
         return about
     if seen.kind == "text":
         return _text(about, seen, id_name)
     return about
 
 
-def _by_name(name: str, raw: np.ndarray, about: Column, different: int) -> Column:
+def _name_ids(name: str, raw: np.ndarray, about: Column, different: int) -> Column:
     """A column of whole numbers that is an id by its name."""
     if different > MOST:
         return about._replace(encoding="drop", why="is an id by its name")
@@ -286,9 +286,9 @@ def _parts(days: np.ndarray) -> tuple[str, ...]:
     return tuple(name for name, fit in fits.items() if fit)
 
 
-def _chosen(name: str, raw: np.ndarray, choice: Choice) -> Column:
+def _choose(name: str, raw: np.ndarray, choice: Choice) -> Column:
     """A column of which someone decided what to make."""
-    seen = found(raw)
+    seen = identify(raw)
     about = _column(name, seen, raw)._replace(why="chosen")
     if not isinstance(choice, str) or choice in ("one_hot", "ordinal"):
         numbers, words = words_of(raw)
@@ -297,7 +297,7 @@ def _chosen(name: str, raw: np.ndarray, choice: Choice) -> Column:
         about = about._replace(encoding="one_hot", style="", parts=())
         if choice == "one_hot":
             return _one_hot(about, Found("text", numbers, words=words))
-        order = _sorted(words) if isinstance(choice, str) else tuple(choice)
+        order = _sort(words) if isinstance(choice, str) else tuple(choice)
         return about._replace(encoding="ordinal", categories=order)
     if "%" in choice or choice == "date":
         style = choice if "%" in choice else seen.style
@@ -327,7 +327,7 @@ def _one_hot(about: Column, seen: Found) -> Column:
     return made
 
 
-def _sorted(words: Sequence[str]) -> tuple[str, ...]:
+def _sort(words: Sequence[str]) -> tuple[str, ...]:
     """Categories in order: by number where all are numbers."""
     try:
         return tuple(sorted(words, key=float))

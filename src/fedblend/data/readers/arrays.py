@@ -27,7 +27,7 @@ class Raw(NamedTuple):
 
 
 @contextmanager
-def opened(path: Path, problem: str) -> Iterator[np.lib.npyio.NpzFile]:
+def open_arrays(path: Path, problem: str) -> Iterator[np.lib.npyio.NpzFile]:
     """The arrays of an .npz file; any damage raises one line with this problem."""
     with intact(path, problem), path.open("rb") as file:
         stored = np.load(file, allow_pickle=False)
@@ -42,7 +42,7 @@ def read_npz(path: Path, inputs: str, target: str | None, client: str | None) ->
 
     Without ``target`` only the inputs are read.
     """
-    with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
+    with open_arrays(path, "is damaged, or not an .npz of plain arrays") as stored:
         names = list(stored.files)
         wanted = [name for name in (inputs, target, client) if name is not None]
         check_names(wanted, names, "array", path)

@@ -4,6 +4,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -50,12 +51,12 @@ def index_like(dataset: Dataset) -> Iterator[str]:
         whole = np.flatnonzero((inputs == np.rint(inputs)).all(axis=0))
         for column in whole.tolist():
             if _all_different(inputs[:, column]):
-                found.append(f"{_named(dataset, column)} ({ALL_DIFFER})")
+                found.append(f"{_name(dataset, column)} ({ALL_DIFFER})")
             elif dataset.columns and names_an_id(dataset.columns[column]):
-                found.append(f"{_named(dataset, column)} (by its name)")
+                found.append(f"{_name(dataset, column)} (by its name)")
     if found:
         yield (
-            f"inputs that look like an index or an id: {listed(found)}; leave them "
+            f"inputs that look like an index or an id: {list_some(found)}; leave them "
             "out with drop, or name the columns that are meant in inputs"
         )
 
@@ -67,7 +68,7 @@ def tells_target(dataset: Dataset) -> Iterator[str]:
         shown = [f"{name!r} ({how})" for name, how in found.items()]
         names = ", ".join(f'"{name}"' for name in found)
         yield (
-            f"inputs that alone tell the target: {listed(shown)}; unless they are "
+            f"inputs that alone tell the target: {list_some(shown)}; unless they are "
             f"known before the target is, leave them out: drop = [{names}]"
         )
 
@@ -147,7 +148,7 @@ def _tell_numbers(values: np.ndarray, targets: np.ndarray) -> str:
     straight = np.corrcoef(means, targets)[0, 1] ** 2
     if straight > TELLING:
         return f"R^2 {straight:.4g}"
-    ranks = spearmanr(values, targets).statistic
+    ranks: Any = spearmanr(values, targets)[0]
     return f"rank correlation {ranks:.4g}" if abs(ranks) > TELLING else ""
 
 
@@ -190,17 +191,17 @@ def wild_scales(dataset: Dataset) -> Iterator[str]:
     usual = most[~wild].max(initial=1.0)
     descending, ascending = (np.argsort(s * most, kind="stable") for s in (-1, 1))
     too_large = [
-        f"{_named(dataset, column)} up to {most[column]:.4g} ({mean[column]:.3g} on "
+        f"{_name(dataset, column)} up to {most[column]:.4g} ({mean[column]:.3g} on "
         "average)"
         for column in descending
         if wild[column]
     ]
     too_small = [
-        f"{_named(dataset, column)} at most {most[column]:.3g}"
+        f"{_name(dataset, column)} at most {most[column]:.3g}"
         for column in ascending
         if 0 < most[column] < usual / LARGEST
     ]
-    parts = [listed(found) for found in (too_large, too_small) if found]
+    parts = [list_some(found) for found in (too_large, too_small) if found]
     if parts:
         yield (
             f"inputs of wild scales: {'; '.join(parts)}; bring all of them to about "
@@ -208,13 +209,13 @@ def wild_scales(dataset: Dataset) -> Iterator[str]:
         )
 
 
-def _named(dataset: Dataset, column: int) -> str:
+def _name(dataset: Dataset, column: int) -> str:
     if dataset.rows[0].ndim != 2:
         return "values"
     return repr(dataset.columns[column]) if dataset.columns else f"column {column}"
 
 
-def listed(found: list[str]) -> str:
+def list_some(found: list[str]) -> str:
     """The first few of these, and how many more there are."""
     rest = len(found) - SHOWN
     return ", ".join(found[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

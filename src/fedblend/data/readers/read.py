@@ -38,9 +38,9 @@ from fedblend.data.readers.tables import (
     complete_numbers,
     drop_columns,
     read_table,
-    stacked,
+    stack_numbers,
 )
-from fedblend.data.readers.targets import targets_of, with_kind, with_labels
+from fedblend.data.readers.targets import label_rows, make_dataset, targets_of
 
 Preprocess = Literal["auto", "always", "none"] | Mapping[str, Choice]
 """What is preprocessed: tables, but not arrays; both; or nothing. Or both, with choices
@@ -94,7 +94,7 @@ def read(
             raise DataError(f"{path}: drop: needs a table; arrays have no columns")
         raw = _read_arrays(path, target, client, inputs)
         if preprocess in ("auto", "none"):
-            dataset = with_kind(raw, kind, str(path), path.stem, log_shift)
+            dataset = make_dataset(raw, kind, str(path), path.stem, log_shift)
         else:
             table = read_table(raw.inputs)._replace(where=str(path), name=path.stem)
             target, client, inputs = raw.targets, raw.keys, None
@@ -102,7 +102,7 @@ def read(
         chosen = [inputs] if isinstance(inputs, str) else inputs
         table = drop_columns(table, drop, (target, client))
         raw = _raw(table, target, client, chosen, preprocess)
-        dataset = with_kind(raw, kind, table.where, table.name, log_shift)
+        dataset = make_dataset(raw, kind, table.where, table.name, log_shift)
     check(dataset)
     return dataset
 
@@ -141,7 +141,7 @@ def read_new_rows(
         raw = _raw(table, target, client, list(task.columns) or None, preprocessing)
     schema = preprocessing if isinstance(preprocessing, Schema) else None
     flat, rows = table is not None, raw.inputs
-    rows = rows if schema is not None else _shaped(rows, task, where, flat=flat)
+    rows = rows if schema is not None else _reshape(rows, task, where, flat=flat)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
     if task.numbers:
@@ -183,10 +183,10 @@ def read_inputs(
         where, path = str(source), Path(source)
         rows = read_npz(path, inputs or "inputs", None, None).inputs
     elif preprocessing is not None:
-        where, rows = table.where, _transformed(preprocessing, table)
+        where, rows = table.where, _transform(preprocessing, table)
     else:
         where, rows = table.where, _columns(table, list(task.columns) or None, others)
-    rows = _shaped(rows, task, where, flat=table is not None)
+    rows = _reshape(rows, task, where, flat=table is not None)
     if not np.isfinite(rows).all():
         row = int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
         raise DataError(f"{where}: row {row} (counted from 0) is not finite")
@@ -263,7 +263,7 @@ def _raw(
             f"{table.where}: inputs: need at least one column, other than the target"
         )
     strict = preprocess in ("none", None)
-    found, kept, left_out = with_labels(table, target, client, strict=strict)
+    found, kept, left_out = label_rows(table, target, client, strict=strict)
     columns = {name: table.columns[name][kept] for name in inputs}
     some = table._replace(columns=columns)
     raw = Raw(
@@ -274,19 +274,19 @@ def _raw(
         (*notes, *left_out),
     )
     if isinstance(preprocess, Preprocessing):
-        return raw._replace(inputs=_transformed(preprocess, some))
+        return raw._replace(inputs=_transform(preprocess, some))
     if isinstance(preprocess, Schema):
         return raw._replace(inputs=preprocess.encode(some.columns))
-    return _encoded(raw, some, preprocess, confirmed)
+    return _encode(raw, some, preprocess, confirmed)
 
 
-def _encoded(
+def _encode(
     raw: Raw, table: RawTable, preprocess: Preprocess | None, confirmed: bool
 ) -> Raw:
     """The inputs as numbers, or as a schema of the table encodes them."""
     array = table.array and complete_numbers(table.columns)
     if preprocess in ("none", None) or (preprocess == "auto" and array):
-        return raw._replace(inputs=stacked(table.columns, table.where))
+        return raw._replace(inputs=stack_numbers(table.columns, table.where))
     if not table.rows:
         raise DataError(f"{table.where}: there are no rows")
     choices = preprocess if isinstance(preprocess, Mapping) else None
@@ -302,16 +302,16 @@ def _columns(
     """The numbers of a table that need not have a target; all columns but others."""
     chosen = inputs or table.others(others)
     check_names(chosen, list(table.columns), "column", table.where)
-    return stacked({name: table.columns[name] for name in chosen}, table.where)
+    return stack_numbers({name: table.columns[name] for name in chosen}, table.where)
 
 
-def _transformed(preprocessing: Preprocessing, table: RawTable) -> np.ndarray:
+def _transform(preprocessing: Preprocessing, table: RawTable) -> np.ndarray:
     """The inputs that a preprocessing makes of a table."""
     check_names(preprocessing.columns, list(table.columns), "column", table.where)
     return preprocessing.transform(table.columns)
 
 
-def _shaped(rows: np.ndarray, task: Task, where: str, *, flat: bool) -> np.ndarray:
+def _reshape(rows: np.ndarray, task: Task, where: str, *, flat: bool) -> np.ndarray:
     """Rows in the shape of the task; those of a table may be flat."""
     size = np.prod(task.shape, dtype=int)
     if flat and not task.columns and np.prod(rows.shape[1:], dtype=int) == size:

@@ -78,10 +78,10 @@ def read_table(source: Any) -> RawTable:
         columns = {str(name): column_of(values) for name, values in source.items()}
         found = RawTable(columns, "table", "table")
     elif type(source).__module__.startswith("pandas"):
-        found = _of_pandas(source)
+        found = _read_pandas(source)
     elif hasattr(source, "__arrow_c_stream__") or hasattr(source, "column_names"):
         arrow = require("pyarrow", "a data frame").table(source)
-        found = _of_arrow(arrow, "table", "table")
+        found = _read_arrow(arrow, "table", "table")
     elif isinstance(source, np.ndarray) and source.ndim == 2:
         columns = {f"x{place}": column_of(one) for place, one in enumerate(source.T)}
         found = RawTable(columns, "table", "table", array=True)
@@ -105,11 +105,11 @@ def column_of(values: Any) -> np.ndarray:
     """An array or a list as a column; texts and mixed values are objects."""
     if not isinstance(values, np.ndarray) and hasattr(values, "to_numpy"):
         values = values.to_numpy()
-    made = np.asarray(values) if isinstance(values, np.ndarray) else _listed(values)
+    made = np.asarray(values) if isinstance(values, np.ndarray) else _collect(values)
     return made.astype(object) if made.dtype.kind in "US" else made
 
 
-def _listed(values: Any) -> np.ndarray:
+def _collect(values: Any) -> np.ndarray:
     values = list(values)
     kinds = {type(value) for value in values}
     if len(kinds) == 1 or kinds <= {int, float}:
@@ -121,7 +121,7 @@ def _listed(values: Any) -> np.ndarray:
     return made
 
 
-def _of_pandas(frame: Any) -> RawTable:
+def _read_pandas(frame: Any) -> RawTable:
     names = [str(name) for name in frame.columns]
     _check_different(names, "table")
     columns = {}
@@ -148,7 +148,7 @@ def _read_file(path: Path) -> RawTable:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
     name = Path(path.stem).stem if path.suffix in (".gz", ".zip") else path.stem
-    return _of_arrow(table, str(path), name, notes)
+    return _read_arrow(table, str(path), name, notes)
 
 
 def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
@@ -164,7 +164,7 @@ def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     delimiter = used[0] if used and "," not in header else ","
     if delimiter != ",":
         notes.append(f"{path.name}: values are separated by {delimiter!r}")
-    table = _converted(
+    table = _parse_csv(
         path,
         read_options=csv.ReadOptions(encoding=encoding),
         parse_options=csv.ParseOptions(
@@ -198,7 +198,7 @@ def _encoding(first: bytes) -> str:
     return "utf-8"
 
 
-def _converted(path: Path, **options: Any) -> Any:
+def _parse_csv(path: Path, **options: Any) -> Any:
     """A CSV file; a column is text if its later values do not fit its first ones."""
     csv = require("pyarrow.csv", "csv")
     pyarrow = require("pyarrow.lib", "csv")
@@ -219,11 +219,11 @@ def _converted(path: Path, **options: Any) -> Any:
             texts[name] = pyarrow.string()
 
 
-def _of_arrow(
+def _read_arrow(
     table: Any, where: str, name: str, notes: tuple[str, ...] = ()
 ) -> RawTable:
     _check_different(table.column_names, where)
-    columns = {one: _from_arrow(table.column(one)) for one in table.column_names}
+    columns = {one: _convert_arrow(table.column(one)) for one in table.column_names}
     try:
         about = table.schema.pandas_metadata or {}
     except ValueError:  # pandas did not write this file
@@ -233,10 +233,10 @@ def _of_arrow(
     return RawTable(columns, where, name, tuple(dict.fromkeys(index)), notes)
 
 
-def _from_arrow(column: Any) -> np.ndarray:
+def _convert_arrow(column: Any) -> np.ndarray:
     kind = str(column.type)
     if kind.startswith("dictionary"):
-        return _listed(column.to_pylist())
+        return _collect(column.to_pylist())
     if kind == "string_view":
         column = column.cast("string")
     made = column.to_numpy()
@@ -304,7 +304,7 @@ def _texts_of_numbers(raw: np.ndarray) -> bool:
     return _first_other(raw) is None and not np.isnan(raw.astype(np.float64)).any()
 
 
-def stacked(columns: Columns, where: str) -> np.ndarray:
+def stack_numbers(columns: Columns, where: str) -> np.ndarray:
     """Columns of numbers as float32 [rows, columns], NaN where a value is missing.
 
     Raises:
@@ -318,14 +318,14 @@ def stacked(columns: Columns, where: str) -> np.ndarray:
         if row is not None:
             raise DataError(
                 f"{where}: column {name!r} is not numeric: row {row} (counted from "
-                f"0) is {_shown(raw[row])!r:.40}; choose the numeric ones with inputs"
+                f"0) is {_plain(raw[row])!r:.40}; choose the numeric ones with inputs"
             )
         with np.errstate(over="ignore"):  # too large becomes inf, and is reported
             numbers.append(raw.astype(np.float64).astype(np.float32))
     return np.stack(numbers, axis=1)
 
 
-def _shown(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 

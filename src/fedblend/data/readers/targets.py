@@ -59,7 +59,7 @@ def _texts(texts: list[str]) -> np.ndarray:
     return np.array(texts, str)
 
 
-def with_labels(
+def label_rows(
     table: RawTable, target: Any, client: Any, *, strict: bool
 ) -> tuple[list[np.ndarray], np.ndarray, list[str]]:
     """Target and client of every row that has them; which rows; and notes.
@@ -113,7 +113,7 @@ def _whole(labels: np.ndarray, present: np.ndarray) -> np.ndarray:
     return np.where(present, labels, 0).astype(np.int64)
 
 
-def with_kind(
+def make_dataset(
     raw: Raw, kind: Kind | None, where: str, name: str, log_shift: float | None = None
 ) -> Dataset:
     """The dataset with targets as class numbers or float32, by their kind."""
@@ -155,7 +155,7 @@ def with_kind(
                 f"{where}: a target is {largest:.3g}; at most 3.4e38 is used"
             )
         if log_shift is not None:
-            values = on_log_scale(values, log_shift, where)
+            values = take_logarithms(values, log_shift, where)
         targets = values.astype(np.float32)
         width = 1 if targets.ndim == 1 else targets.shape[1]
         rows, known["log_shift"] = (raw.inputs, targets), log_shift
@@ -182,7 +182,7 @@ def with_kind(
     return Dataset(rows, kind, outputs, label_names=tuple(map(str, names)), **known)
 
 
-def on_log_scale(values: np.ndarray, shift: float, where: str) -> np.ndarray:
+def take_logarithms(values: np.ndarray, shift: float, where: str) -> np.ndarray:
     """The logarithms of numbers plus a shift."""
     moved = values.astype(np.float64) + shift
     if not (moved > 0).all():
@@ -238,7 +238,7 @@ def targets_of(values: np.ndarray, task: Task, where: str) -> np.ndarray:
             f"{task.outputs}"
         )
     if task.log_shift is not None:
-        values = on_log_scale(values, task.log_shift, where)
+        values = take_logarithms(values, task.log_shift, where)
     return values.astype(np.float32)
 
 
