@@ -211,7 +211,7 @@ CASES = {
                 strength="not negative"),
     "recall_at": _case(fb.metrics.recall_at, {"apply": LOSS, "k": 1}, apply="function",
                        k="count"),
-    "over_clients": _case(fb.metrics.client_spread, {"values": np.ones(2),
+    "client_spread": _case(fb.metrics.client_spread, {"values": np.ones(2),
                                                     "counts": np.ones(2),
                                                     "higher_is_better": True},
                           higher_is_better="flag"),
