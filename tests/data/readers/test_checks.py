@@ -154,6 +154,14 @@ def test_a_copy_of_the_target_in_any_form_is_named(target, column, said, preproc
     assert f"'copy' ({said}" in next(tells_target(dataset))
 
 
+@pytest.mark.parametrize("written", [7.5, NUMBERS])
+@pytest.mark.parametrize("target", [NUMBERS > 5, THREE > 0])
+def test_a_column_that_one_class_does_not_have_is_named(target, written):
+    rows = {"stay": np.where(target, np.nan, written), "fair": NUMBERS % 1}
+    found = leaks(read(rows, target=np.where(target, "dead", "alive")))
+    assert found == {"stay": "AUC 1 by where it is missing"}
+
+
 def test_few_rows_of_a_class_or_of_a_column_tell_nothing():
     rare = np.arange(300) < 3
     assert leaks(read({"x": np.arange(300.0) + NUMBERS}, target=rare)) == {}

@@ -356,8 +356,14 @@ def test_columns_are_dropped_by_name(tmp_path):
     assert read(visits, **named, drop=["code"]).columns == ("age",)
     with pytest.raises(DataError, match=r"drop: .* 'cod'; did you mean 'code'\?"):
         read(visits, **named, drop=["cod"])
-    with pytest.raises(DataError, match="drop: 'ill' is the target or client"):
-        read(visits, **named, drop=["ill"])
+    for wrong, said in (
+        ({"drop": ["ill"]}, "drop: 'ill' is the target or client"),
+        ({"drop": ["age"], "inputs": ["age", "code"]}, "drop: 'age' is one of the inp"),
+        ({"inputs": ["age", "ill"]}, "inputs: 'ill' is the target"),
+        ({"client": "ill"}, "client: 'ill' is the target"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read(visits, **{**named, **wrong})
     np.savez(tmp_path / "x.npz", inputs=np.ones((3, 2)), targets=[0, 1, 0])
     with pytest.raises(DataError, match="drop: needs a table"):
         read(tmp_path / "x.npz", drop=["code"])

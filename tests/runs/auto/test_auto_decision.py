@@ -101,7 +101,7 @@ def test_nothing_is_deployed_where_a_constant_is_as_good():
     of = found(**means)
     assert not of.informative
     assert said(of, **means)[0].startswith(
-        "Deploy nothing yet: FedAvg, the best method"
+        "Deploy nothing yet: FedAvg, the best method on validation rows, does"
     )
 
 
@@ -197,6 +197,14 @@ def test_who_gains_and_who_is_harmed():
     judged = np.array([True, True, True, False, True])
     expected = Gainers(["a"], ["b"], undecided=1, small=2, better=3, measured=4)
     assert who_gains(gaps, list("abcde"), judged) == expected
+
+
+def test_a_client_whose_name_is_a_number_is_no_number_of_clients():
+    """It would harm 16: these could be 16 clients."""
+    means = {"local_only": 0.5, "fedavg": 0.4, "own_intercepts": 0.3}
+    of = found(**means)._replace(shared_harms=["16"])
+    _, who, _ = said(of, **means)
+    assert "would harm client 16" in who
 
 
 def test_many_clients_are_corrected_for():

@@ -76,8 +76,8 @@ def tells_target(dataset: Dataset) -> Iterator[str]:
 def leaks(dataset: Dataset) -> dict[str, str]:
     """The columns of a table that alone tell the target, with the measure that says so.
 
-    Such a column is often written down together with the target. The measure is the
-    AUC of two classes, the accuracy of the most frequent class for several, and R^2 or
+    Such a column is often written down together with the target, or for one class only,
+    so that where it is missing tells the target. The measure is the AUC of two classes, the accuracy of the most frequent class for several, and R^2 or
     the rank correlation of numbers.
     """
     inputs, targets = dataset.rows
@@ -88,10 +88,11 @@ def leaks(dataset: Dataset) -> dict[str, str]:
     inputs, targets, found = np.asarray(inputs[some]), targets[some], {}
     for name, values in zip(dataset.columns, inputs.T, strict=True):
         known = ~np.isnan(values)
-        if known.sum() < LEAST_ROWS or known.mean() <= 0.5:
-            continue
-        if np.ptp(values[known]) > 0:
+        if known.sum() >= LEAST_ROWS and known.mean() > 0.5 and np.ptp(values[known]):
             found[name] = measure(values[known], targets[known])
+        if not found.get(name) and min(known.sum(), (~known).sum()) >= LEAST_ROWS:
+            how = measure(known.astype(float), targets)
+            found[name] = how and f"{how} by where it is missing"
     return {name: how for name, how in found.items() if how}
 
 

@@ -100,7 +100,7 @@ def read(
             target, client, inputs = raw.targets, raw.keys, None
     if table is not None:
         chosen = [inputs] if isinstance(inputs, str) else inputs
-        table = drop_columns(table, drop, (target, client))
+        table = drop_columns(table, drop, (target, client), chosen or ())
         raw = _raw(table, target, client, chosen, preprocess)
         dataset = make_dataset(raw, kind, table.where, table.name, log_shift)
     check(dataset)
@@ -258,7 +258,10 @@ def _raw(
                 "index of a pandas table; named in inputs it is one of them"
             )
     check_names([*known, *inputs], names, "column", table.where)
-    if not inputs or (isinstance(target, str) and target in inputs):
+    if isinstance(target, str) and target in (client, *inputs):
+        where = "client" if target == client else "inputs"
+        raise DataError(f"{table.where}: {where}: {target!r} is the target")
+    if not inputs:
         raise DataError(
             f"{table.where}: inputs: need at least one column, other than the target"
         )

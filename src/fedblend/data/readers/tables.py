@@ -269,7 +269,7 @@ def check_names(
 
 
 def drop_columns(
-    table: RawTable, drop: Sequence[str], known: Sequence[Any]
+    table: RawTable, drop: Sequence[str], known: Sequence[Any], inputs: Sequence[str]
 ) -> RawTable:
     """The table without these columns; ``known`` are the target and the client."""
     for name in drop:
@@ -281,6 +281,8 @@ def drop_columns(
             )
         if name in known:
             raise DataError(f"{table.where}: drop: {name!r} is the target or client")
+        if name in inputs:
+            raise DataError(f"{table.where}: drop: {name!r} is one of the inputs")
     kept = {name: one for name, one in table.columns.items() if name not in drop}
     return table._replace(columns=kept)
 

@@ -374,8 +374,8 @@ def sentences(
     whom = "" if of.mean_gain[1] > 0 else " for most clients"
     if not of.informative:
         what = (
-            f"Deploy nothing yet: {_title(of.better)}, the best method, does not "
-            "predict the target clearly better than a constant does (test "
+            f"Deploy nothing yet: {_title(of.better)}, the best method on validation "
+            "rows, does not predict the target clearly better than a constant does (test "
             f"{criterion} {shown[of.better]}; constant {of.constant:.4g}), so this "
             "table cannot tell what to deploy"
         )
@@ -411,7 +411,7 @@ def _who(of: Findings) -> str:
     text += f"{who.measured} clients; {_judgement(who)}"
     others = [name for name in of.shared_harms if name not in who.harmed]
     if others and of.choice.candidate != "fedavg":
-        text += f"; FedAvg's one model for all would harm {join_names(others)}"
+        text += f"; FedAvg's one model for all would harm {_join_clients(others)}"
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -424,10 +424,10 @@ def _judgement(who: Gainers) -> str:
     text += f"{len(who.gain)} clearly "
     text += "gains" if len(who.gain) == 1 else "gain"
     if 0 < len(who.gain) <= NAMED:
-        text += f" ({join_names(who.gain)})"
+        text += f" ({_join_clients(who.gain)})"
     if who.harmed:
         verb = "is" if len(who.harmed) == 1 else "are"
-        text += f", {join_names(who.harmed)} {verb} better off alone"
+        text += f", {_join_clients(who.harmed)} {verb} better off alone"
     else:
         text += ", none is clearly better off alone"
     if who.undecided:
@@ -473,6 +473,17 @@ def _have(count: int, noun: str = "") -> str:
 
 def _title(name: str) -> str:
     return BY_NAME[name].title
+
+
+def _join_clients(names: Sequence[str]) -> str:
+    """Names of clients; a name that is a number is no number of clients.
+
+    >>> _join_clients(["16"]), _join_clients(["Priory", "Meadow"])
+    ('client 16', 'Priory and Meadow')
+    """
+    if not any(name[:1].isdigit() for name in names):
+        return join_names(names)
+    return f"client{'s' if names[1:] else ''} {join_names(names)}"
 
 
 def join_names(names: Sequence[str]) -> str:
