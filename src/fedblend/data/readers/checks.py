@@ -77,8 +77,9 @@ def leaks(dataset: Dataset) -> dict[str, str]:
     """The columns of a table that alone tell the target, with the measure that says so.
 
     Such a column is often written down together with the target, or for one class only,
-    so that where it is missing tells the target. The measure is the AUC of two classes, the accuracy of the most frequent class for several, and R^2 or
-    the rank correlation of numbers.
+    so that where it is missing tells the target. The measure is the AUC of two classes,
+    the accuracy of the most frequent class for several, and R^2 or the rank correlation
+    of numbers.
     """
     inputs, targets = dataset.rows
     measure = _MEASURES.get(dataset.kind)
