@@ -2,29 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a page holds, as plain values; everything comes from run folders."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedblend.errors import RunError
-from fedblend.report import measures
 from fedblend.report import verdict as words
 from fedblend.report.clients import STATUS, one_client, plain_clients, take_clients
 from fedblend.report.page.run_results import (
     AUTO_ALONE,
     Plain,
     RunFiles,
-    all_splits,
     auto_verdict,
-    metrics_of,
+    describe_run,
     read_run,
     refuse_damage,
     run_folders,
     run_results,
-    training_alone,
 )
 from fedblend.report.series import MOST_POINTS, number
 from fedblend.runs.paired import ALONE, contenders, pair_differences
@@ -61,19 +57,22 @@ def page_content(
         labels, metric = list(kept.titles.values()), kept.metric
     if not runs:
         raise RunError("no run to report: name the folder of at least one")
-    metric = _common_metric(runs, metric)
+    abouts = list(map(describe_run, runs, labels))
+    if any(metric not in [of["name"] for of in one["metrics"]] for one in abouts):
+        metric = None
+    heads = [_headline(run, metric) for run in runs]
     points = min(MOST_POINTS, max(MOST_CURVE_POINTS // len(runs), 50))
     room = MOST_CELLS // len(runs)
     plain = [
-        refuse_damage(
-            run,
-            partial(run_results, label=label, metric=metric, points=points, cells=room),
-        )
-        for run, label in zip(runs, labels, strict=True)
+        run_results(*one, points, room) for one in zip(runs, abouts, heads, strict=True)
     ]
     alone = kept and kept.titles.get(AUTO_ALONE)
     pairs, untested = _differences(runs, labels, metric, alone)
-    tone, lines = _verdict(runs, labels, pairs, metric)
+    if len(runs) == 1:
+        with refuse_damage(runs[0]):
+            tone, lines = words.sentences(runs[0].summary, runs[0].clients)
+    else:
+        tone, lines = _compare_heads(dict(zip(labels, heads, strict=True)), pairs)
     if untested:
         tone, lines = "open", [*lines, f"Differences are not tested: {untested}."]
     if kept is not None:
@@ -139,37 +138,18 @@ def _labels(runs: Sequence[RunFiles]) -> list[str]:
     return names
 
 
-def _verdict(
-    runs: list[RunFiles], labels: list[str], pairs: list[Plain], metric: str | None
-) -> tuple[str, list[str]]:
-    if len(runs) == 1:
-        return refuse_damage(
-            runs[0], lambda run: words.sentences(run.summary, run.clients)
-        )
-    heads = {
-        label: head
-        for label, run in zip(labels, runs, strict=True)
-        if (head := refuse_damage(run, partial(_headline, metric=metric)))
-    }
-    kinds = {(head.split, head.metric) for head in heads.values()}
-    if len(kinds) != 1:
-        return "open", ["These runs do not measure the same thing."]
-    return words.several_sentences(heads, pairs)
-
-
 def _headline(run: RunFiles, metric: str | None) -> words.Headline | None:
-    return None if run.summary is None else words.headline(run.summary, metric)
+    with refuse_damage(run):
+        return None if run.summary is None else words.headline(run.summary, metric)
 
 
-def _common_metric(runs: Sequence[RunFiles], metric: str | None) -> str | None:
-    """The metric, unless a run does not have it."""
-    known = [refuse_damage(run, _metric_names) for run in runs]
-    return metric if all(metric in names for names in known) else None
-
-
-def _metric_names(run: RunFiles) -> set[str]:
-    ends = run.summary["runs"] if run.summary else run.rows[-1:]
-    return {one["name"] for one in metrics_of(ends, [])}
+def _compare_heads(
+    heads: Mapping[str, words.Headline | None], pairs: list[Plain]
+) -> tuple[str, list[str]]:
+    known = {label: head for label, head in heads.items() if head}
+    if len({(head.split, head.metric) for head in known.values()}) != 1:
+        return "open", ["These runs do not measure the same thing."]
+    return words.several_sentences(known, pairs)
 
 
 def client_content(path: Path, client: str) -> Plain:
@@ -191,11 +171,9 @@ def client_content(path: Path, client: str) -> Plain:
     place = one_client(run.clients, client, str(path))
     own = take_clients(run.clients, np.array([place]))
     client_id = str(own.ids[0])
-    tone, lines = refuse_damage(run, lambda run: words.client_sentences(own, 0))
-    ends = run.summary["runs"]
-    splits = measures.main_splits(ends)
-    first = measures.list_metrics(ends, splits[0]) if splits else []
-    further = [name for name in all_splits(ends) if name not in splits]
+    with refuse_damage(run):
+        tone, lines = words.client_sentences(own, 0)
+    about = describe_run(run, str(run.config.get("name", "")))
     return {
         "title": own.names[0] if own.names[0] != client_id else f"Client {client_id}",
         "live": False,
@@ -203,17 +181,5 @@ def client_content(path: Path, client: str) -> Plain:
         "verdict": lines,
         "status": STATUS,
         "only": True,
-        "runs": [
-            {
-                "label": run.config.get("name", ""),
-                "algorithm": str(run.config.get("algorithm", {}).get("name", "")),
-                "rounds": run.config.get("run", {}).get("rounds"),
-                "seeds": [one.get("seed", 0) for one in ends],
-                "splits": [*splits, *further],
-                "metrics": metrics_of(ends, first),
-                "alone": training_alone(ends),
-                "privacy": (run.summary.get("privacy") or {}).get("sentence"),
-                "clients": plain_clients(own, MOST_CELLS, ()),
-            }
-        ],
+        "runs": [about | {"clients": plain_clients(own, MOST_CELLS, ())}],
     }

@@ -4,9 +4,10 @@
 
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fedblend.algorithms.local_only import local_only
 from fedblend.errors import RunError
@@ -24,7 +25,6 @@ AUTO_ALONE = local_only.__name__
 """The folder in which ``fedblend auto`` keeps training alone."""
 
 Plain = dict[str, Any]
-Made = TypeVar("Made")
 
 
 class RunFiles(NamedTuple):
@@ -39,6 +39,12 @@ class RunFiles(NamedTuple):
     origin: Plain
     clients: ClientColumns | None
     preprocessing: Plain
+
+    @property
+    def ends(self) -> list[Plain]:
+        """The end of each seed; of an unfinished run its last rows."""
+        last = {row.get("seed"): row for row in self.rows}
+        return self.summary["runs"] if self.summary else list(last.values())
 
 
 def read_run(path: Path) -> RunFiles:
@@ -128,10 +134,11 @@ def _tone(found: Plain) -> str:
     return "mixed" if found["who"]["harmed"] else "good"
 
 
-def refuse_damage(run: RunFiles, make: Callable[[RunFiles], Made]) -> Made:
-    """Make something of a run; what does not fit is damage, in one line."""
+@contextmanager
+def refuse_damage(run: RunFiles) -> Iterator[None]:
+    """Results of a run that do not fit, inside, are damage: one line."""
     try:
-        return make(run)
+        yield
     except DAMAGED:
         raise RunError(f"{run.folder.path}: its results are damaged") from None
 
@@ -141,54 +148,69 @@ SPREAD = ("mean", "weighted", "std", "worst_tenth", "worst")
 """Statistics over clients in the table of a run, as in the terminal."""
 
 
+def describe_run(run: RunFiles, label: str) -> Plain:
+    """What the page of a run and that of one of its clients have in common."""
+    with refuse_damage(run):
+        ends = run.ends
+        splits = measures.main_splits(ends)
+        first = measures.list_metrics(ends, splits[0]) if splits else []
+        alone = ends[0].get("alone") if ends else None
+        return {
+            "label": label,
+            "algorithm": str(run.config.get("algorithm", {}).get("name", "")),
+            "rounds": run.config.get("run", {}).get("rounds"),
+            "seeds": [one.get("seed", 0) for one in ends],
+            "splits": list(dict.fromkeys([*splits, *_measured(ends)])),
+            "metrics": _metrics(ends, first),
+            "alone": measures.training_alone(alone) if alone else None,
+            "privacy": ((run.summary or {}).get("privacy") or {}).get("sentence"),
+        }
+
+
 def run_results(
-    run: RunFiles, label: str, metric: str | None, points: int, cells: int
+    run: RunFiles, about: Plain, head: words.Headline | None, points: int, cells: int
 ) -> Plain:
     """One run of a page.
 
     Args:
         run: its files.
-        label: its name on the page.
-        metric: the metric of the verdict; the main one if None.
+        about: from ``describe_run``.
+        head: the numbers of its verdict.
         points: of a curve, at most.
         cells: of the table of clients, at most.
     """
-    ends = run.summary["runs"] if run.summary else _last_rows(run.rows)
-    splits = measures.main_splits(ends)
-    metrics = measures.list_metrics(ends, splits[0]) if splits else []
-    algorithm = run.config.get("algorithm", {})
-    summary = run.summary or {}
-    head = words.headline(summary, metric) if run.summary else None
-    first = [f"{splits[0]}_{of}_{m}" for m in metrics for of in measures.MODELS]
-    return {
-        "label": label,
-        "folder": str(run.folder.path),
-        "finished": run.summary is not None,
-        "algorithm": str(algorithm.get("name", "")),
-        "rounds": run.config.get("run", {}).get("rounds"),
-        "seeds": [one.get("seed", 0) for one in ends],
-        "settings": _numbers(run.config),
-        "splits": [*splits, *(s for s in all_splits(ends) if s not in splits)],
-        "metrics": metrics_of(ends, metrics),
-        "headline": None if head is None else _headline(head),
-        "ends": _ends(ends),
-        "curves": learning_curves(run.rows, points),
-        "costs": [_costs(one) for one in ends] if run.summary else [],
-        "alone": training_alone(ends),
-        "central": [one["central"] for one in ends if "central" in one],
-        "unseen": [_ends([one["unseen"]]) for one in ends if "unseen" in one],
-        "theory": theory_curve(run),
-        "privacy": (summary.get("privacy") or {}).get("sentence"),
-        "alpha": summary.get("alpha"),
-        "warnings": summary.get("warnings", []),
-        "clients": plain_clients(run.clients, cells, first) if run.clients else None,
-        "config": run.text,
-        "environment": {
-            name: run.origin[name] for name in ENVIRONMENT if name in run.origin
-        },
-        "data": run.origin.get("data", {}),
-        "columns": _columns(run.preprocessing),
-    }
+    with refuse_damage(run):
+        ends, summary = run.ends, run.summary or {}
+        names = [one["name"] for one in about["metrics"]]
+        first = [
+            f"{split}_{model}_{name}"
+            for split in about["splits"][:1]
+            for model in measures.MODELS
+            for name in names
+        ]
+        return about | {
+            "folder": str(run.folder.path),
+            "finished": run.summary is not None,
+            "settings": _numbers(run.config),
+            "headline": None if head is None else _headline(head),
+            "ends": _ends(ends),
+            "curves": learning_curves(run.rows, points),
+            "costs": [_costs(one) for one in ends] if run.summary else [],
+            "central": [one["central"] for one in ends if "central" in one],
+            "unseen": [_ends([one["unseen"]]) for one in ends if "unseen" in one],
+            "theory": theory_curve(run),
+            "alpha": summary.get("alpha"),
+            "warnings": summary.get("warnings", []),
+            "clients": plain_clients(run.clients, cells, first)
+            if run.clients
+            else None,
+            "config": run.text,
+            "environment": {
+                name: run.origin[name] for name in ENVIRONMENT if name in run.origin
+            },
+            "data": run.origin.get("data", {}),
+            "columns": _columns(run.preprocessing),
+        }
 
 
 def theory_curve(run: RunFiles) -> Plain | None:
@@ -224,24 +246,19 @@ def _columns(preprocessing: Plain) -> list[Plain]:
     ]
 
 
-def _last_rows(rows: list[measures.Row]) -> list[measures.Row]:
-    return list({row.get("seed"): row for row in rows}.values())
+def _measured(ends: list[Plain]) -> Plain:
+    """What was measured, by split, model and metric."""
+    return ends[0]["measures"] if ends else {}
 
 
-def all_splits(ends: list[Plain]) -> list[str]:
-    """All splits that were measured."""
-    return list(ends[0]["measures"]) if ends else []
-
-
-def metrics_of(ends: list[Plain], first: list[str]) -> list[Plain]:
-    """The metrics of a run, the main one first, with the way each is better."""
+def _metrics(ends: list[Plain], first: list[str]) -> list[Plain]:
+    """The metrics of a run, these first, with the way each is better."""
     spreads = {
         metric: spread
-        for models in (ends[0]["measures"] if ends else {}).values()
+        for models in _measured(ends).values()
         for by_metric in models.values()
         for metric, spread in by_metric.items()
     }
-    order = [*first, *(name for name in spreads if name not in first)]
     return [
         {
             "name": name,
@@ -249,7 +266,7 @@ def metrics_of(ends: list[Plain], first: list[str]) -> list[Plain]:
             "higher": higher_is_better(spreads[name], name),
             "share": name.partition("@")[0] in words.SHARES,
         }
-        for name in order
+        for name in dict.fromkeys([*first, *spreads])
     ]
 
 
@@ -271,7 +288,7 @@ def _ends(ends: list[Plain]) -> list[Plain]:
             for of in SPREAD
             for path in [("measures", split, model, metric)]
         }
-        for split, models in (ends[0]["measures"] if ends else {}).items()
+        for split, models in _measured(ends).items()
         for model, by_metric in models.items()
         for metric in by_metric
     ]
@@ -295,12 +312,6 @@ def _costs(one: Plain) -> Plain:
         },
         "alone_seconds": number((one.get("alone") or {}).get("seconds")),
     }
-
-
-def training_alone(ends: list[Plain]) -> str | None:
-    """How long clients trained alone, in words; None where they did not."""
-    alone = ends[0].get("alone") if ends else None
-    return None if not alone else measures.training_alone(alone)
 
 
 def _numbers(config: Plain, start: str = "") -> Plain:
