@@ -23,16 +23,8 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-def gelu(x):
-    return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x])
-
-
 def gelu_tanh(x):
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def relu(x):
-    return np.maximum(x, 0)
 
 
 def affine(layer, x):
@@ -41,7 +33,7 @@ def affine(layer, x):
 
 
 def norm(form, layer, x):
-    if form.norm == "rms":
+    if form.kind == "llama":
         return layer.scale * x / np.sqrt((x**2).mean() + EPSILON)
     spread = np.sqrt(x.var() + EPSILON)
     return layer.scale * (x - x.mean()) / spread + layer.offset
@@ -65,7 +57,7 @@ def attention(form, layer, states, known, prefix):
     queries = [affine(layer.query, x).reshape(form.heads, wide) for x in states]
     keys = [affine(layer.key, x).reshape(kv, wide) for x in states]
     values = [affine(layer.value, x).reshape(kv, wide) for x in states]
-    if form.positions == "rotary":
+    if form.kind == "llama":
         for t in range(len(states)):
             queries[t] = np.array([rotate(form, t, head) for head in queries[t]])
             keys[t] = np.array([rotate(form, t, head) for head in keys[t]])
@@ -86,13 +78,10 @@ def attention(form, layer, states, known, prefix):
 
 
 def feedforward(form, layer, x):
-    act = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu}[
-        form.activation.removesuffix("_gated")
-    ]
-    if form.activation.endswith("_gated"):
-        inner = act(affine(layer.gate, x)) * affine(layer.up, x)
+    if form.kind == "llama":
+        inner = silu(affine(layer.gate, x)) * affine(layer.up, x)
     else:
-        inner = act(affine(layer.up, x))
+        inner = gelu_tanh(affine(layer.up, x))
     return affine(layer.down, inner)
 
 
@@ -106,7 +95,7 @@ def layer_at(stacked, place) -> Any:
 def row_scores(form, params, row, prefix=None):
     known = [token >= 0 for token in row]
     h = [params.embedding.tokens[max(token, 0)] for token in row]
-    if form.positions == "learned":
+    if form.kind == "gpt2":
         h = [x + params.embedding.positions[t] for t, x in enumerate(h)]
     for place in range(form.layers):
         own = layer_at(params.layers, place)
@@ -118,7 +107,7 @@ def row_scores(form, params, row, prefix=None):
     h = [norm(form, params.norm, x) for x in h]
     if form.classes is not None:
         used = [x for x, one in zip(h, known, strict=True) if one]
-        h = [h[0] if form.pool == "first" else sum(used) / len(used)]
+        h = [sum(used) / len(used)]
     weight = params.last.weight
     if weight is None:
         weight = params.embedding.tokens

@@ -16,7 +16,7 @@ KEY = jax.random.key(0)
 ROWS = jax.random.normal(KEY, (4, 6))
 TOKENS = jax.random.randint(KEY, (3, 5), 0, 9)
 MLP = mlp(6, 3, hidden=(5, 5))
-TEXT = transformer(9, width=8, layers=2, heads=2, bias="all", norm="layer")
+TEXT = transformer(9, width=8, layers=2, heads=2, kind="gpt2")
 MODELS = {"mlp": (MLP, ROWS), "transformer": (TEXT, TOKENS)}
 
 

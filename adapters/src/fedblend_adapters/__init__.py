@@ -7,7 +7,6 @@ they are ``fb.models.NAME`` and ``fb.algorithms.NAME``, and configurations name 
 """
 
 from fedblend_adapters.adapt import adapt as adapt
-from fedblend_adapters.adapt import base_hash as base_hash
 from fedblend_adapters.adapt import two_adapters as two_adapters
 from fedblend_adapters.kinds import bias as bias
 from fedblend_adapters.kinds import full as full

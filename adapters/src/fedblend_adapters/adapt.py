@@ -7,13 +7,11 @@ replicas and programs there are. What an algorithm sees are the parameters of th
 alone, so that these are what is trained, mixed, compressed, counted and stored.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend import keys
 from fedblend.checks import Instance, gate, matches, words
@@ -90,21 +88,6 @@ def freeze(params: PyTree, dtype: BaseDtype | None) -> Base:
     leaves = {path: kept(leaf) for path, leaf in leaves_by_path(params).items()}
     structure = jax.tree.structure(params)
     return Base(leaves, structure.unflatten(map(shape, leaves.values())))
-
-
-def base_hash(params: PyTree) -> str:
-    """The sha256 of parameters: their paths, shapes, dtypes and entries.
-
-    Example:
-        >>> base_hash({"weight": jnp.ones(2)})[:16]
-        '1b69433a8d52071c'
-    """
-    digest = hashlib.sha256()
-    for path, leaf in sorted(leaves_by_path(params).items()):
-        array = np.asarray(leaf)
-        digest.update(f"{path} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _dtype(key: str, value: Any) -> Any:

@@ -50,7 +50,7 @@ def _sequences(name: str) -> Arguments:
     return arguments
 
 
-_TOKENS = "next tokens: rotary positions, RMS norms, gated SiLU"
+_TOKENS = "next tokens: rotary positions, RMS norms, gated SiLU; or those of GPT-2"
 _CLASSES = "classes of rows of tokens: a transformer that sees all places"
 
 
@@ -64,11 +64,7 @@ def transformer(
     heads: int = 4,
     kv_heads: int | None = None,
     hidden: int | None = None,
-    positions: str = "rotary",
-    norm: str = "rms",
-    activation: str = "silu_gated",
-    bias: str = "none",
-    tied: bool = True,
+    kind: str = "llama",
     remat: bool = False,
     unroll: bool = False,
     dtype=jnp.float32,
@@ -85,11 +81,8 @@ def transformer(
         heads: of attention.
         kv_heads: heads of keys and values, a divisor of ``heads``; None for as many.
         hidden: width inside of the feedforward half; None for the usual one.
-        positions: "rotary" or "learned".
-        norm: "rms" or "layer".
-        activation: "silu_gated", "gelu_gated", "gelu", "gelu_tanh" or "relu".
-        bias: of products: "none", "attention", "hidden" or "all".
-        tied: scores have the weights of the embedding.
+        kind: "llama" for rotary positions, RMS norms, gated SiLU and no biases; "gpt2"
+            for learned positions, layer norms, GELU by tanh, and biases.
         remat: compute the inside of layers again for the gradient; saves memory.
         unroll: compile every layer by itself; faster on a GPU.
         dtype: of the parameters and of products; float32, float64 or bfloat16.
@@ -111,13 +104,9 @@ def transformer(
         heads,
         kv_heads,
         hidden,
-        positions,
-        norm,
-        activation,
-        bias,
+        kind,
         remat,
         unroll,
-        tied=tied,
     )
     return build_transformer(form, dtype)
 
@@ -134,11 +123,7 @@ def text_classifier(
     heads: int = 4,
     kv_heads: int | None = None,
     hidden: int | None = None,
-    positions: str = "rotary",
-    norm: str = "rms",
-    activation: str = "silu_gated",
-    bias: str = "none",
-    pool: str = "mean",
+    kind: str = "llama",
     remat: bool = False,
     unroll: bool = False,
     dtype=jnp.float32,
@@ -156,11 +141,8 @@ def text_classifier(
         heads: of attention.
         kv_heads: heads of keys and values, a divisor of ``heads``; None for as many.
         hidden: width inside of the feedforward half; None for the usual one.
-        positions: "rotary" or "learned".
-        norm: "rms" or "layer".
-        activation: "silu_gated", "gelu_gated", "gelu", "gelu_tanh" or "relu".
-        bias: of products: "none", "attention", "hidden" or "all".
-        pool: a row's features are the "mean" over its places, or the "first" one's.
+        kind: "llama" for rotary positions, RMS norms, gated SiLU and no biases; "gpt2"
+            for learned positions, layer norms, GELU by tanh, and biases.
         remat: compute the inside of layers again for the gradient; saves memory.
         unroll: compile every layer by itself; faster on a GPU.
         dtype: of the parameters and of products; float32, float64 or bfloat16.
@@ -180,14 +162,10 @@ def text_classifier(
         heads,
         kv_heads,
         hidden,
-        positions,
-        norm,
-        activation,
-        bias,
+        kind,
         remat,
         unroll,
-        classes=classes,
-        pool=pool,
+        classes,
     )
     return build_transformer(form, dtype)
 
@@ -219,38 +197,35 @@ def _start(form: Architecture, key: Key, dtype) -> Transformer:
         return (deviation * drawn).astype(dtype)
 
     def scaling(*shape: int) -> Scaling:
-        offset = jnp.zeros(shape, dtype) if form.norm == "layer" else None
+        offset = None if form.llama else jnp.zeros(shape, dtype)
         return Scaling(jnp.ones(shape, dtype), offset)
 
-    def product(name, part, inputs, outputs, deviation=DEVIATION) -> Affine:
+    def product(name, inputs, outputs, deviation=DEVIATION) -> Affine:
         weight = normal(name, form.layers, outputs, inputs, deviation=deviation)
-        biased = form.bias in (part, "all")
-        return Affine(weight, jnp.zeros(weight.shape[:2], dtype) if biased else None)
+        bias = None if form.llama else jnp.zeros(weight.shape[:2], dtype)
+        return Affine(weight, bias)
 
     narrow = DEVIATION / math.sqrt(2 * form.layers)
     heads, kv = form.heads * form.head_width, form.kv * form.head_width
     layers = Layer(
         scaling(form.layers, form.width),
-        product("query", "attention", form.width, heads),
-        product("key", "attention", form.width, kv),
-        product("value", "attention", form.width, kv),
-        product("out", "attention", heads, form.width, narrow),
+        product("query", form.width, heads),
+        product("key", form.width, kv),
+        product("value", form.width, kv),
+        product("out", heads, form.width, narrow),
         scaling(form.layers, form.width),
-        product("gate", "hidden", form.width, form.inner) if form.gated else None,
-        product("up", "hidden", form.width, form.inner),
-        product("down", "hidden", form.inner, form.width, narrow),
+        product("gate", form.width, form.inner) if form.llama else None,
+        product("up", form.width, form.inner),
+        product("down", form.inner, form.width, narrow),
     )
-    learned = form.positions == "learned"
     embedding = Embedding(
         normal("tokens", form.vocabulary, form.width),
-        normal("positions", form.length, form.width) if learned else None,
+        None if form.llama else normal("positions", form.length, form.width),
     )
-    count = form.classes or form.vocabulary
-    own = form.classes is not None or not form.tied
-    last = Scores(
-        normal("last", count, form.width) if own else None,
-        jnp.zeros(count, dtype) if form.classes is not None else None,
-    )
+    last = Scores(None, None)
+    if form.classes is not None:
+        weight = normal("last", form.classes, form.width)
+        last = Scores(weight, jnp.zeros(form.classes, dtype))
     return Transformer(embedding, layers, scaling(form.width), last)
 
 

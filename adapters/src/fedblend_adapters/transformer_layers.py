@@ -33,7 +33,6 @@ References:
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -57,15 +56,10 @@ RULES = {
     "heads": COUNT,
     "kv_heads": optional(COUNT),
     "hidden": optional(COUNT),
-    "positions": words("rotary", "learned"),
-    "norm": words("rms", "layer"),
-    "activation": words("silu_gated", "gelu_gated", "gelu", "gelu_tanh", "relu"),
-    "bias": words("none", "attention", "hidden", "all"),
+    "kind": words("llama", "gpt2"),
     "remat": FLAG,
     "unroll": FLAG,
-    "tied": FLAG,
     "classes": optional(COUNT),
-    "pool": words("mean", "first"),
 }
 """What each field of an architecture may be."""
 
@@ -81,16 +75,11 @@ class Architecture:
     heads: int
     kv_heads: int | None = None
     hidden: int | None = None
-    positions: str = "rotary"
-    norm: str = "rms"
-    activation: str = "silu_gated"
-    bias: str = "none"
+    kind: str = "llama"
     remat: bool = False
     unroll: bool = False
-    tied: bool = True
     classes: int | None = None
     """Scores of a row; None for scores of the tokens at every place."""
-    pool: str = "mean"
 
     def __post_init__(self):
         for name, rule in RULES.items():
@@ -101,7 +90,7 @@ class Architecture:
         if self.width % self.heads:
             allowed = f"a divisor of width = {self.width}"
             raise UserError("transformer: heads", self.heads, allowed)
-        if self.positions == "rotary" and self.head_width % 2:
+        if self.llama and self.head_width % 2:
             allowed = "even, which rotary positions need"
             raise UserError("transformer: head_width", self.head_width, allowed)
 
@@ -121,18 +110,21 @@ class Architecture:
         return self.width // self.heads
 
     @property
-    def gated(self) -> bool:
-        """Whether the feedforward half has a gate."""
-        return self.activation.endswith("_gated")
+    def llama(self) -> bool:
+        """Rotary positions, RMS norms, gated SiLU and no biases.
+
+        Else those of GPT-2: learned positions, layer norms, GELU by tanh, and biases.
+        """
+        return self.kind == "llama"
 
     @property
     def inner(self) -> int:
         """The width inside of the feedforward half.
 
-        Usually 4 times ``width``; gated, 8/3 of it (as many weights), up to a multiple
-        of 8.
+        Usually 4 times ``width``; with a gate, 8/3 of it (as many weights), up to a
+        multiple of 8.
         """
-        usual = -(-8 * self.width // 24) * 8 if self.gated else 4 * self.width
+        usual = -(-8 * self.width // 24) * 8 if self.llama else 4 * self.width
         return self.hidden or usual
 
 
@@ -202,14 +194,6 @@ class Prefixed(NamedTuple):
     prefix: PyTree
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-}
-
-
 class _Places(NamedTuple):
     """What all layers share: the angles of places, and which places see which."""
 
@@ -225,7 +209,7 @@ def features(
     prefix: Prefix | None = params.prefix if isinstance(params, Prefixed) else None
     tokens = jnp.asarray(rows).astype(jnp.int32)
     length = tokens.shape[1]
-    if form.positions == "learned" and length > form.length:
+    if not form.llama and length > form.length:
         raise UserError("transformer: length", form.length, f"{length}, as rows have")
     here = _embedded(form, own, jnp.maximum(tokens, 0))
     places = _places(form, tokens, 0 if prefix is None else prefix.key.shape[1])
@@ -235,7 +219,7 @@ def features(
     unroll = form.layers if form.unroll else 1
     here, _ = jax.lax.scan(layer, here, (own.layers, prefix), unroll=unroll)
     here = normalize(form, own.norm, here)
-    return here if form.causal else _pooled(form, tokens >= 0, here)
+    return here if form.causal else _pooled(tokens >= 0, here)
 
 
 def scores(params: Transformer | Prefixed, values: jax.Array) -> jax.Array:
@@ -250,7 +234,7 @@ def scores(params: Transformer | Prefixed, values: jax.Array) -> jax.Array:
 def normalize(form: Architecture, layer: Scaling, inputs: jax.Array) -> jax.Array:
     """The normalization over channels, computed in at least float32."""
     here = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-    if form.norm == "layer":
+    if not form.llama:
         here = here - here.mean(axis=-1, keepdims=True)
     spread = jnp.square(here).mean(axis=-1, keepdims=True) + EPSILON
     here = (here * jax.lax.rsqrt(spread)).astype(inputs.dtype)
@@ -270,7 +254,7 @@ def _places(form: Architecture, tokens: jax.Array, prefix: int) -> _Places:
     """``seen`` is [rows or 1, heads, groups, places or 1, places with the prefix]."""
     length = tokens.shape[1]
     angles = None
-    if form.positions == "rotary":
+    if form.llama:
         turns = jnp.arange(0, form.head_width, 2) / form.head_width
         speeds = jnp.asarray(ROTARY_BASE, turns.dtype) ** -turns
         angles = jnp.arange(length).astype(turns.dtype)[:, None] * speeds[None]
@@ -294,7 +278,7 @@ def _layer(
     inputs = normalize(form, layer.attention_norm, here)
     here = here + _attention(form, places, layer, prefix, inputs)
     inputs = normalize(form, layer.hidden_norm, here)
-    return here + _feedforward(form, layer, inputs), None
+    return here + _feedforward(layer, inputs), None
 
 
 def _attention(
@@ -344,21 +328,15 @@ def _after(prefix: jax.Array, own: jax.Array) -> jax.Array:
     return jnp.concatenate([before, own], axis=1)
 
 
-def _feedforward(form: Architecture, layer: Layer, here: jax.Array) -> jax.Array:
+def _feedforward(layer: Layer, here: jax.Array) -> jax.Array:
     up = linear(layer.up, here)
     if layer.gate is None:
-        return linear(layer.down, _activation(form)(up))
-    return linear(layer.down, _activation(form)(linear(layer.gate, here)) * up)
+        return linear(layer.down, jax.nn.gelu(up, approximate=True))
+    return linear(layer.down, jax.nn.silu(linear(layer.gate, here)) * up)
 
 
-def _activation(form: Architecture) -> Callable[[jax.Array], jax.Array]:
-    return ACTIVATIONS[form.activation.removesuffix("_gated")]
-
-
-def _pooled(form: Architecture, known: jax.Array, here: jax.Array) -> jax.Array:
-    """The features of a row from those of its places that are not padding."""
-    if form.pool == "first":
-        return here[:, 0]
+def _pooled(known: jax.Array, here: jax.Array) -> jax.Array:
+    """The mean features of a row's places that are not padding."""
     wide = jnp.promote_types(here.dtype, jnp.float32)
     weights = known.astype(wide)
     count = jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
