@@ -54,7 +54,7 @@ _TOKENS = "next tokens: rotary positions, RMS norms, gated SiLU; or those of GPT
 _CLASSES = "classes of rows of tokens: a transformer that sees all places"
 
 
-@model(_TOKENS, _sequences("transformer"))
+@model(_TOKENS, _sequences("transformer"), head="norm", sequences=True)
 def transformer(
     vocabulary: int,
     length: int = 1024,

@@ -91,7 +91,9 @@ def _vocabulary(shape: Shape, outputs: int) -> tuple[int]:
     return (outputs,)
 
 
-@model("next characters: embedding 8, LSTM 2x256", _vocabulary)
+@model(
+    "next characters: embedding 8, LSTM 2x256", _vocabulary, sequences=True, rate=0.8
+)
 @gate(
     vocabulary=COUNT,
     embedding=COUNT,

@@ -62,7 +62,7 @@ def _movies(shape: Shape, outputs: int) -> tuple[int]:
     return (outputs - 1,)
 
 
-@model("next movie: embedding 16", _movies)
+@model("next movie: embedding 16", _movies, head="dense", loss="hinge")
 @gate(movies=COUNT, width=COUNT)
 def dual_encoder(movies: int = 3952, *, width: int = 16, dtype=jnp.float32) -> Model:
     """Scores of all movies as the next one, [rows, movies + 1], cosines.

@@ -136,7 +136,7 @@ def _align(bias: jax.Array, outputs: jax.Array) -> jax.Array:
     return bias.reshape((1,) * (outputs.ndim - 1) + bias.shape)
 
 
-@model("softmax regression, starts at zero", flat)
+@model("softmax regression, starts at zero", flat, head="bias", linear=True)
 @gate(inputs=COUNT, classes=COUNT)
 def softmax(
     inputs: int, classes: int, *, intercept: bool = True, dtype=jnp.float32
@@ -170,7 +170,7 @@ def _one_score(shape: Shape, outputs: int) -> tuple[int]:
     return flat(shape, outputs)[:1]
 
 
-@model("logistic regression, a single score", _one_score)
+@model("logistic regression, a single score", _one_score, head="bias", linear=True)
 @gate(inputs=COUNT)
 def logistic(inputs: int, *, intercept: bool = True, dtype=jnp.float32) -> Model:
     """Logistic regression: a single score for each row, positive for class 1.

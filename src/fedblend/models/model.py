@@ -97,6 +97,16 @@ class ModelInfo(NamedTuple):
     builder: Callable[..., Model]
     summary: str
     arguments: Arguments
+    head: str = "last"
+    """The part that stays with a client, unless a configuration names another."""
+    linear: bool = False
+    """Whether it is linear in its inputs."""
+    sequences: bool = False
+    """Whether it has scores at every place of a sequence."""
+    rate: float | None = None
+    """A usual learning rate; None for that of all models."""
+    loss: str | None = None
+    """The loss that it has for itself; None for that of its targets."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -109,16 +119,19 @@ MODELS: Registry[ModelInfo] = Registry("fedblend.models", plugins="fedblend.mode
 """The models of this package and of other distributions, by name."""
 
 
-def model(summary: str, arguments: Arguments) -> Callable[[Builder], Builder]:
+def model(
+    summary: str, arguments: Arguments, **facts: Any
+) -> Callable[[Builder], Builder]:
     """Register the model that the decorated function builds.
 
     Args:
         summary: what it is, in one line.
         arguments: of the builder, for rows of this shape and this number of outputs.
+        facts: what else ``ModelInfo`` says.
     """
 
     def register(builder: Builder) -> Builder:
-        MODELS.add(ModelInfo(builder.__name__, builder, summary, arguments))
+        MODELS.add(ModelInfo(builder.__name__, builder, summary, arguments, **facts))
         return builder
 
     return register

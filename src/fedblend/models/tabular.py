@@ -57,7 +57,7 @@ def hidden_features(
     return jnp.concatenate([here, plain], axis=1)
 
 
-@model("small network for tables, on ranks of numbers", flat)
+@model("small network for tables, on ranks of numbers", flat, head="last/bias")
 @gate(inputs=COUNT, outputs=COUNT)
 def tabular(
     inputs: int,

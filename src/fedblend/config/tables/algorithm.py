@@ -46,16 +46,15 @@ from fedblend.config.table import (
 )
 from fedblend.config.tables.compress import AnyCompressor
 from fedblend.config.tables.local_work import (
-    RATES,
     WORK,
     LocalWork,
     OptimizerTable,
     fill_work,
 )
-from fedblend.config.tables.model import LINEAR
 from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
 from fedblend.mixing import MIXING, Apply
+from fedblend.models import MODELS
 from fedblend.registry import ALGORITHMS, FACTS, TRAINS, AlgorithmEntry, Builder
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.local_training import LocalTraining
@@ -339,16 +338,6 @@ REQUIRED: Mapping[str, Any] = {
     "tuning_steps": 10,
 }
 """Options that an algorithm must have, by their keys."""
-HEADS: Mapping[str, str] = {
-    **dict.fromkeys(LINEAR, "bias"),
-    **dict.fromkeys(("mlp", "cnn", "large_cnn", "char_rnn"), "last"),
-    "text_classifier": "last",
-    "tabular": "last/bias",
-    "transformer": "norm",
-    "dual_encoder": "dense",
-}
-"""The parts of a model that stay with a client: of a linear one and of
-``tabular``, the intercept."""
 
 
 def fill(table: Content, model: str) -> Content:
@@ -356,7 +345,8 @@ def fill(table: Content, model: str) -> Content:
     name = str(table.get("name"))
     entry = ALGORITHMS.get(name)
     own = {} if entry is None else entry.defaults
-    usual = {**WORK, "rate": RATES.get(model, WORK["rate"])}
+    info = MODELS.get(model)
+    usual = {**WORK, "rate": (info and info.rate) or WORK["rate"]}
     found = fill_work(table, {**usual, **own})
     if entry is None:
         return found
@@ -380,7 +370,7 @@ def fill(table: Content, model: str) -> Content:
 def _part(key: str, model: str) -> str | list[str]:
     """The part of a model that stays with a client; mostly its key says which."""
     word = "head" if key == "personal" else key
-    return [HEADS[model]] if word == "head" and model in HEADS else word
+    return [MODELS[model].head] if word == "head" and model in MODELS else word
 
 
 def _mandatory_keys(entry: AlgorithmEntry) -> Iterator[str]:

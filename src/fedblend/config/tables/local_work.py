@@ -220,8 +220,6 @@ class LocalWork(Table):
 
 WORK = {"rate": 0.1, "steps": 10, "batch_size": 32}
 """The local work of a client in a round."""
-RATES = {"char_rnn": 0.8}
-"""Of models that need another one."""
 
 
 def fill_work(table: Content, usual: Content) -> Content:

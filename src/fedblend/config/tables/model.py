@@ -68,12 +68,10 @@ USUAL_LOSSES = {
     "tags": "multilabel",
 }
 """The losses by the kind of targets."""
-LINEAR = ("softmax", "logistic")
+LINEAR = tuple(name for name, info in MODELS.items() if info.linear)
 """Models that are linear in their inputs."""
-SEQUENCES = ("char_rnn", "transformer")
-"""Models with scores at every place of a sequence."""
-OWN_LOSSES = {"dual_encoder": "hinge"}
-"""Of models that have a loss of their own."""
+OWN_LOSSES = {info.loss: name for name, info in MODELS.items() if info.loss}
+"""Models that have a loss for themselves, by that loss."""
 CONSTANTS = {
     "logistic": constants.logistic,
     "cross_entropy": constants.softmax,
@@ -198,8 +196,8 @@ def reads_ranks(config: "Config") -> bool:
 
 def loss_name(config: "Config", task: Task) -> str:
     """The loss of ``[model]``, or the usual one of the task."""
-    own = OWN_LOSSES.get(config.model.name, USUAL_LOSSES[task.kind])
-    return config.model.loss or own
+    info = MODELS.get(config.model.name)
+    return config.model.loss or (info and info.loss) or USUAL_LOSSES[task.kind]
 
 
 def losses_of(
@@ -252,7 +250,8 @@ def model_of(config: "Config", task: Task, loss: str) -> models.Model:
 def _check_task(choice: ModelChoice, task: Task, loss: str) -> None:
     """Refuse a model or a loss that is not for the targets."""
     name, kind, kinds = choice.name, task.kind, LOSSES[loss].kinds
-    sequences, by_path = name in SEQUENCES, isinstance(choice, ImportedModel)
+    info, owner = MODELS.get(name), OWN_LOSSES.get(loss, name)
+    sequences = info is not None and info.sequences
     linear, form = name == "logistic", "sequences" if sequences else "single rows"
     for wrong, line in (
         (
@@ -266,11 +265,11 @@ def _check_task(choice: ModelChoice, task: Task, loss: str) -> None:
             '"squared_error" makes it a linear model',
         ),
         (
-            loss == "hinge" and name != "dual_encoder",
-            f"loss: \"hinge\" is dual_encoder's, not {name}'s",
+            owner != name,
+            f"loss: \"{loss}\" is {owner}'s, not {name}'s",
         ),
         (
-            not by_path and sequences != (kind == "sequence"),
+            info is not None and sequences != (kind == "sequence"),
             f'name: "{name}" is for {form}, not for {kind} targets',
         ),
         (
