@@ -406,7 +406,7 @@ def keys(folder: Path, nodes: int) -> None:
             found = processes.call(settings, "supernode", *words)
             ids.append(str(found["node-id"]))
         by_cli = time.perf_counter() - begun
-        with registration.connected(settings) as control:
+        with registration.connect(settings) as control:
             for id in ids:
                 control.unregister(id)
         begun = time.perf_counter()

@@ -128,7 +128,7 @@ class LoopbackFederation:
         permissions = Permissions(
             describe=lambda fields: {"counts": {"train": rows}},
             executor=lambda terms: executor(),
-            disclosed=finite,
+            disclose=finite,
             secure=lambda terms: None if self.secure is None else self.means(client),
         )
         folder = self.folder / f"node{client}"

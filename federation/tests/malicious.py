@@ -15,7 +15,7 @@ from fedblend.batches import random_rows
 from fedblend.config import toml
 from fedblend_federation import message as messages
 from fedblend_federation.client.node import node_of
-from fedblend_federation.client.state import with_checksum
+from fedblend_federation.client.state import add_checksum
 from fedblend_federation.message import ENROLLED, UNKNOWN, Message
 from fedblend_federation.ops.credentials import template
 from fedblend_federation.ops.settings import NodeSettings, load_as
@@ -70,7 +70,7 @@ def write_node(home: Path, seed: int = 0, policy: str | None = None) -> NodeSett
         '[data]\nfile = "rows.csv"\ntarget = "state"\n'
     )
     (home / "state").mkdir(mode=0o700)
-    (home / "state" / "batches.key").write_bytes(with_checksum(SECRET))
+    (home / "state" / "batches.key").write_bytes(add_checksum(SECRET))
     return load_as(NodeSettings, home / "node.toml")
 
 

@@ -31,8 +31,8 @@ from fedblend_federation.flower.clients import FleetClient, Foreign
 from fedblend_federation.flower.records import (
     KIND,
     content_of,
-    from_record,
-    to_record,
+    make_record,
+    read_record,
 )
 from fedblend_federation.flower.supernode import Carrier
 from fedblend_federation.ops import supervisor
@@ -175,10 +175,10 @@ def content_pushed(link: Link) -> bytes:
     """By the parts that the server asks for."""
     _, (tree,) = link.pushed[-1]
     whole = content_of(
-        {id: link.objects[id] for id in private.needed_parts(tree)}, tree
+        {id: link.objects[id] for id in private.list_needed_parts(tree)}, tree
     )
     assert isinstance(whole, RecordDict)
-    return from_record(whole)
+    return read_record(whole)
 
 
 def _ids(tree):
@@ -207,7 +207,7 @@ MORE = ConfigRecord({"number": 1})
 def test_of_a_small_reply_one_part_travels(trial, link, monkeypatch):
     """Of the reply: Flower's message and its record of records are two calls more."""
     everything(link, monkeypatch)
-    link.send(to_record(b"x"))
+    link.send(make_record(b"x"))
     trial.run()
     _, (tree,) = link.pushed[-1]
     assert [id in link.objects for id in _ids(tree)] == [False, False, True]
@@ -218,8 +218,8 @@ def test_of_a_small_reply_one_part_travels(trial, link, monkeypatch):
 def test_a_message_is_answered(trial, link, monkeypatch, size):
     everything(link, monkeypatch)
     second = b"2" * size
-    link.send(to_record(b"first"))
-    link.send(to_record(second))
+    link.send(make_record(b"first"))
+    link.send(make_record(second))
     trial.run()
     assert trial.asked == [b"first", second]
     assert content_pushed(link) == b"reply to " + second
@@ -231,7 +231,7 @@ def test_a_message_is_answered(trial, link, monkeypatch, size):
 @pytest.mark.parametrize(
     "content, kind, reason",
     [
-        (to_record(b"x"), "train", "a message of type 'train'"),
+        (make_record(b"x"), "train", "a message of type 'train'"),
         (
             RecordDict({"other": ConfigRecord({"content": b"x"})}),
             KIND,
@@ -266,7 +266,7 @@ def test_a_message_that_is_not_ours_is_refused(trial, link, content, kind, reaso
 
 def test_a_message_that_is_too_large_is_not_read_to_its_end(lab, link, tmp_path):
     trial = Trial(lab, tmp_path / "state", max_bytes=1000)
-    link.send(to_record(b"x" * (fleets.OVERHEAD + 1001)))
+    link.send(make_record(b"x" * (fleets.OVERHEAD + 1001)))
     trial.run()
     assert trial.asked == []
     assert [note["reason"] for note in trial.notes] == [
@@ -278,16 +278,16 @@ def test_a_node_pauses_for_as_long_as_the_server_asks(trial, link, monkeypatch):
     """But not forever: a server may ask for anything."""
     pauses: list[float] = []
     monkeypatch.setattr(carriers.time, "sleep", pauses.append)
-    link.send(to_record(b"x", 0.7))
-    link.send(to_record(b"x", 1e9))
-    link.send(to_record(b"x"))
+    link.send(make_record(b"x", 0.7))
+    link.send(make_record(b"x", 1e9))
+    link.send(make_record(b"x"))
     trial.run()
     assert pauses == [0.7, carriers.LONGEST, 0.01]
 
 
 def test_parts_that_the_server_is_still_pushing_are_awaited(trial, link):
     link.late = 3
-    link.send(to_record(b"slow"))
+    link.send(make_record(b"slow"))
     trial.run()
     assert trial.asked == [b"slow"]
     assert link.calls.index("confirm") > 5
@@ -301,7 +301,7 @@ def test_a_link_that_is_away_for_a_while_is_awaited(
     trial, link, step, failure, monkeypatch
 ):
     """Whatever call it is that fails, twice."""
-    link.send(to_record(b"x"))
+    link.send(make_record(b"x"))
     noted, left = link._noted, [failure, failure]
 
     def fails_at(name: str) -> None:
@@ -316,8 +316,8 @@ def test_a_link_that_is_away_for_a_while_is_awaited(
 
 
 def test_a_node_that_the_link_forgot_connects_again(trial, link):
-    link.send(to_record(b"x"))
-    link.send(to_record(b"y"))
+    link.send(make_record(b"x"))
+    link.send(make_record(b"y"))
     link.failures = []
     pull = link.PullMessages
 
@@ -355,8 +355,8 @@ def test_without_rows_the_worker_answers(lab, link, tmp_path):
         target=worker.serve, args=(path,), kwargs=serving, daemon=True
     ).start()
     assert ready.wait(10)
-    link.send(to_record(b"x"))
-    link.send(to_record(b"x"), "train")
+    link.send(make_record(b"x"))
+    link.send(make_record(b"x"), "train")
     lines: list[str] = []
     supervisor.serve_carrier(settings, with_rows=False, log=lines.append)
     assert "connected to the link" in lines
@@ -368,8 +368,8 @@ def test_without_rows_the_worker_answers(lab, link, tmp_path):
 
 def test_a_run_that_ended_is_no_harm(trial, link, monkeypatch):
     everything(link, monkeypatch)
-    link.send(to_record(b"x"))
-    link.send(to_record(b"y"))
+    link.send(make_record(b"x"))
+    link.send(make_record(b"y"))
     confirm = link.ConfirmMessageReceived
 
     def ended(request):
@@ -392,7 +392,7 @@ def test_a_carrier_that_was_killed_says_so_when_it_is_back(trial, link, tmp_path
 
 def test_heartbeats_go_on_while_the_node_computes(trial, link, monkeypatch):
     monkeypatch.setattr(carriers, "HEARTBEAT", 0.1)
-    link.send(to_record(b"x"))
+    link.send(make_record(b"x"))
     monkeypatch.setattr(trial, "reply", lambda data: time.sleep(0.5) or b"late")
     trial.run()
     between = link.calls[link.calls.index("confirm") : link.calls.index("push")]
@@ -404,7 +404,7 @@ def test_a_worker_that_is_down_is_an_error_that_the_server_sees(trial, link):
         raise ConnectionRefusedError("no worker")
 
     trial.reply = down
-    link.send(to_record(b"x"))
+    link.send(make_record(b"x"))
     trial.run()
     assert link.pushed[0][0].error.reason == "no worker"
 
@@ -419,7 +419,7 @@ def test_one_carrier_at_a_time(lab, link, tmp_path):
         return b""
 
     first.reply = holds
-    link.send(to_record(b"x"))
+    link.send(make_record(b"x"))
     thread = threading.Thread(target=first.run)
     thread.start()
     assert running.wait(10)

@@ -24,12 +24,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend_federation.flower import grid as grid_calls
 from fedblend_federation.flower.grid import UNAVAILABLE, GridTransport, push
-from fedblend_federation.flower.private import needed_parts
+from fedblend_federation.flower.private import list_needed_parts
 from fedblend_federation.flower.records import (
     KIND,
     SMALL,
     content_of,
-    to_record,
+    make_record,
 )
 
 
@@ -223,7 +223,7 @@ class StubClient:
             if id in self.requests:
                 message, tree = self.requests.pop(id)
                 content = content_of(
-                    {one: self.pushed[one] for one in needed_parts(tree)}, tree
+                    {one: self.pushed[one] for one in list_needed_parts(tree)}, tree
                 )
                 reply = Message(content, reply_to=message)
                 reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -276,7 +276,7 @@ def test_what_a_node_needs_is_pushed_first_and_the_rest_may_be_refused():
     """Flower's own push would raise where the link does not store a part."""
     grid: Any = LinkedGrid(1, late=0)
     client = grid._runtime_client
-    message = Message(to_record(b"x"), 1, KIND, ttl=60)
+    message = Message(make_record(b"x"), 1, KIND, ttl=60)
     pushed, sent = client.PushObject, []
 
     def answered_at_once(request):
@@ -288,7 +288,7 @@ def test_what_a_node_needs_is_pushed_first_and_the_rest_may_be_refused():
 
     client.PushObject = answered_at_once
     assert push(grid, [message]) == [message.object_id]
-    assert sent[:1] == needed_parts(get_object_tree(message))
+    assert sent[:1] == list_needed_parts(get_object_tree(message))
     assert len(sent) == 3
 
 

@@ -26,7 +26,7 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
-from fedblend_federation.client.state import with_checksum
+from fedblend_federation.client.state import add_checksum
 from fedblend_federation.flower import processes
 from fedblend_federation.ops import registration
 from fedblend_federation.ops.experiments import open_folder, run_experiment
@@ -77,7 +77,7 @@ class Federation:
             # The same batches in all federations.
             (home / "state").mkdir(exist_ok=True, mode=0o700)
             (home / "state" / "batches.key").write_bytes(
-                with_checksum(hashlib.sha256(name.encode()).digest())
+                add_checksum(hashlib.sha256(name.encode()).digest())
             )
             settings = home / "node.toml"
             text = settings.read_text().replace("rows.csv", "rows.npz")

@@ -127,13 +127,13 @@ def test_nobody_gets_nowhere(folder):
 def test_many_keys_are_registered_on_one_connection(folder, monkeypatch):
     """The link knows them all, and forgets those that left."""
     settings, opened = settings_of(folder), []
-    connect = registration.connected
+    connect = registration.connect
 
     def connected(settings):
         opened.append(settings)
         return connect(settings)
 
-    monkeypatch.setattr(registration, "connected", connected)
+    monkeypatch.setattr(registration, "connect", connected)
     names = [f"more{number}" for number in range(5)]
     entries = list(settings.nodes)
     for client, name in enumerate(names, len(entries)):

@@ -105,7 +105,7 @@ def test_a_row_that_is_not_finite_is_told_by_no_more_than_the_noise(name, tmp_pa
         measured = json.loads(written)
         counts = {name: split.total for name, split in setup.splits.items()}
         again = (
-            one.node.permissions().disclosed(measured, counts) for _ in range(PLAYS - 1)
+            one.node.permissions().disclose(measured, counts) for _ in range(PLAYS - 1)
         )
         seen += [shown.get("test", {}).get("shared", {}) for shown in (first, *again)]
     assert [sorted(shown) for shown in seen] == [sorted(names)] * 2 * PLAYS

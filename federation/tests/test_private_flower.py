@@ -130,7 +130,7 @@ def test_a_message_passes_every_private_call(reply, lab, monkeypatch):
         address, certificate = "127.0.0.1:1", (home / "ca.crt").read_bytes()
         server = HttpGrid(address, root_certificates=certificate, token="token")
         server.set_run(Run.create_empty(RUN))
-        query = Message(records.to_record(b"hello"), NODE, records.KIND, ttl=60)
+        query = Message(records.make_record(b"hello"), NODE, records.KIND, ttl=60)
         (sent,) = grid.push(server, [query])
 
         node = clients.FleetClient(address, home / "ca.crt", home / "node.key", print)

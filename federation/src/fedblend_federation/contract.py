@@ -94,16 +94,16 @@ class Contract:
     def statistics(self, splits: Mapping[str, Shards]) -> dict[str, list[float]]:
         """Those of a client's training rows, of the columns of a raw table."""
         assert self.schema is not None
-        return raw_tables.described(self.schema, splits["train"])
+        return raw_tables.describe(self.schema, splits["train"])
 
-    def transformed(
+    def transform_rows(
         self, terms: Mapping[str, Any], splits: Mapping[str, Shards]
     ) -> Mapping[str, Shards]:
         """A client's rows with the inputs of the model: those of a raw table too."""
         if self.schema is None:
             return splits
         fitted = raw_tables.preprocessing_in(self.schema, terms)
-        return raw_tables.transformed(fitted, splits)
+        return raw_tables.transform(fitted, splits)
 
     def preprocessing(
         self, statistics: "Sequence[raw_tables.Statistics]"
@@ -154,19 +154,19 @@ class Contract:
         return jax.eval_shape(self.model.init, jax.random.key(0))
 
     @cached_property
-    def kept_bytes(self) -> int:
+    def activation_bytes(self) -> int:
         """Bytes of a row that a gradient of the model keeps between its layers."""
         apply, (inputs, _) = self.model.apply, self.row
 
         def backward(params, batch):
             return jax.vjp(lambda own: apply(own, batch), params)[1]
 
-        def kept(rows: int) -> int:
+        def count_bytes(rows: int) -> int:
             batch = jax.ShapeDtypeStruct((rows, *inputs.shape), inputs.dtype)
             found = jax.tree.leaves(jax.eval_shape(backward, self.params, batch))
             return sum(leaf.size * leaf.dtype.itemsize for leaf in found)
 
-        return kept(3) - kept(2)
+        return count_bytes(3) - count_bytes(2)
 
     @cached_property
     def base(self) -> PyTree:
@@ -196,7 +196,7 @@ class Contract:
     @cached_property
     def text(self) -> str:
         """The configuration as nodes get it: without paths of the server."""
-        return dump(without_paths(self.config))
+        return dump(remove_paths(self.config))
 
     @cached_property
     def uses_theory(self) -> bool:
@@ -393,7 +393,7 @@ _FILES = (("central", "file"), ("adapt", "base"))
 """Keys that are paths, of which nodes get the names alone."""
 
 
-def without_paths(config: Config) -> Config:
+def remove_paths(config: Config) -> Config:
     """The configuration with names of files, and without folders of code.
 
     A node finds its base by ``adapt.sha256``, and has its own code.
@@ -401,13 +401,13 @@ def without_paths(config: Config) -> Config:
     for name, key in _FILES:
         path = getattr(getattr(config, name), key, None)
         if path is not None:
-            config = _with(config, name, key, Path(path).name)
+            config = _replace_key(config, name, key, Path(path).name)
     for name in TABLES:
         if is_import_path(getattr(config, name).name):
-            config = _with(config, name, "import_from", None)
+            config = _replace_key(config, name, "import_from", None)
     return config
 
 
-def _with(config: Config, name: str, key: str, value: str | None) -> Config:
+def _replace_key(config: Config, name: str, key: str, value: str | None) -> Config:
     table = getattr(config, name).model_copy(update={key: value})
     return config.model_copy(update={name: table})

@@ -182,7 +182,7 @@ def schema_hash(template: PyTree) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
 
 
-def with_digest(message: Message, payload: PyTree) -> Message:
+def add_digest(message: Message, payload: PyTree) -> Message:
     """The head of a request with the digest of head and payload."""
     leaves = name_leaves(traveling(payload))
     arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}

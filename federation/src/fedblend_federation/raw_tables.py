@@ -100,7 +100,7 @@ def data_of_nodes(dataset: Dataset, clients: int) -> str:
     return "\n".join([*lines, "raw = [", *columns, "]"])
 
 
-def described(schema: Schema, train: Shards) -> dict[str, list[float]]:
+def describe(schema: Schema, train: Shards) -> dict[str, list[float]]:
     """The statistics of a node's training rows, for its description."""
     found = client_statistics(schema, train.rows(0)[0])._asdict()
     return {name: found[name].tolist() for name in sizes(schema)}
@@ -145,7 +145,7 @@ def preprocessing_in(schema: Schema, terms: Mapping[str, Any]) -> Preprocessing:
     return found
 
 
-def transformed(
+def transform(
     preprocessing: Preprocessing, splits: Mapping[str, Shards]
 ) -> dict[str, Shards]:
     """A node's rows with the inputs that a preprocessing makes of encoded ones."""

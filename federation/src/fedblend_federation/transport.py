@@ -143,7 +143,7 @@ def exchange(
     """
     replies = Replies({}, {}, {}, [], Counter())
     requests = {
-        client: (messages.with_digest(head, payload), payload)
+        client: (messages.add_digest(head, payload), payload)
         for client, (head, payload) in requests.items()
     }
     started = clock()
@@ -152,16 +152,16 @@ def exchange(
     lost: dict[int, float] = {}
     wanted = len(requests) if enough is None else min(enough, len(requests))
 
-    def unanswered() -> list[int]:
+    def list_unanswered() -> list[int]:
         return [client for client in requests if replies.status(client) == "silent"]
 
     def only_absent() -> bool:
         """Whether enough replied, and all others have had no connection for long."""
-        since = [clock() - lost.get(client, clock()) for client in unanswered()]
+        since = [clock() - lost.get(client, clock()) for client in list_unanswered()]
         met = least is not None and len(replies.accepted) >= least
         return met and all(seconds >= timeouts.absence for seconds in since)
 
-    while unanswered() and len(replies.accepted) < wanted:
+    while list_unanswered() and len(replies.accepted) < wanted:
         if clock() - started >= timeouts.deadline or only_absent():
             break
         reachable, outgoing = peers.reachable(), {}
@@ -170,7 +170,7 @@ def exchange(
             for client in requests
             if client not in reachable
         }
-        for client in unanswered():
+        for client in list_unanswered():
             ready = clock() >= due[client] and attempts[client] < timeouts.attempts
             if ready and client in reachable:
                 head, payload = requests[client]
@@ -189,9 +189,9 @@ def exchange(
                 replies.strays[f"client {client}: enough had replied"] += 1
             else:
                 _sort(data, client, requests, replies, accept, max_bytes)
-        if unanswered() and len(replies.accepted) < wanted:
+        if list_unanswered() and len(replies.accepted) < wanted:
             sleep(timeouts.poll)
-    replies.silent.extend(unanswered())
+    replies.silent.extend(list_unanswered())
     return replies
 
 

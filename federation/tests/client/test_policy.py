@@ -19,7 +19,7 @@ from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
 from fedblend.metrics import build as build_metric
 from fedblend.registry import ALGORITHMS, OWN_MODEL
-from fedblend_federation.client.build import bounded
+from fedblend_federation.client.build import bound_metric
 from fedblend_federation.contract import contract_of
 from fedblend_federation.ops.credentials import template
 from fedblend_federation.policy.limits import too_small_for
@@ -186,7 +186,7 @@ def _extra(built) -> list:
 
 def test_measures_are_filtered_and_rounded():
     counts = {"train": 100, "test": 20}
-    told = Policy().disclosed(MEASURED, counts)
+    told = Policy().disclose(MEASURED, counts)
     assert told == {
         "test": {
             "shared": {"loss": 0.123, "accuracy": 0.667},
@@ -194,7 +194,7 @@ def test_measures_are_filtered_and_rounded():
         }
     }
     every = Policy(metrics=Metrics(names="any", round_to=1))
-    assert every.disclosed(MEASURED, counts) == {
+    assert every.disclose(MEASURED, counts) == {
         "test": {
             "shared": {"loss": 0.1, "accuracy": 0.7, "auc": 0.9},
             "personal": {"loss": 100.0, "auc": 0.8},
@@ -204,11 +204,11 @@ def test_measures_are_filtered_and_rounded():
 
 @pytest.mark.parametrize("counts", [{"test": 19}, {}, {"train": 1000}])
 def test_few_rows_are_not_measured_for_others(counts):
-    assert Policy().disclosed(MEASURED, counts) == {}
+    assert Policy().disclose(MEASURED, counts) == {}
 
 
 def test_all_measures_may_be_withheld():
-    assert Policy(metrics=Metrics(names=[])).disclosed(MEASURED, {"test": 99}) == {}
+    assert Policy(metrics=Metrics(names=[])).disclose(MEASURED, {"test": 99}) == {}
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_the_policy_that_init_writes_is_the_default_and_shows_every_key(tmp_path
 def test_metrics_that_one_row_can_move_without_bound_stay_on_the_node():
     every = Policy(metrics=Metrics(names="any"))
     measured = dict.fromkeys(METRICS, 0.5) | {"recall@3": 0.25, "unheard": 0.5}
-    sent = every.disclosed({"test": {"shared": measured}}, {"test": 50})
+    sent = every.disclose({"test": {"shared": measured}}, {"test": 50})
     kept = {"rmse", "r2", "unheard"}
     assert set(sent["test"]["shared"]) == set(measured) - kept
 
@@ -292,7 +292,7 @@ def test_noise_is_for_means_over_rows_only():
     of_rows = {"loss": 10.0, "mse": 10.0, "mae": 10.0, "log_loss": 10.0}
     of_rows |= dict.fromkeys(("brier", "accuracy", "recall@2"), 1.0)
     measured = {"test": {"shared": dict.fromkeys([*METRICS, *of_rows], 0.5)}}
-    sent = [noisy.disclosed(measured, {"test": 50})["test"]["shared"] for _ in range(9)]
+    sent = [noisy.disclose(measured, {"test": 50})["test"]["shared"] for _ in range(9)]
     assert set(sent[0]) == {*of_rows, "recall"}
     for name, most in of_rows.items():
         spread = np.std([one[name] for one in sent]) * 50 / most
@@ -301,7 +301,7 @@ def test_noise_is_for_means_over_rows_only():
 
 def test_noise_on_measures_is_in_units_of_what_one_row_changes():
     noisy = Policy(metrics=Metrics(noise=2.0, round_to=12, bound=10.0, names="any"))
-    shown = [noisy.disclosed(MEASURED, {"test": 50})["test"] for _ in range(300)]
+    shown = [noisy.disclose(MEASURED, {"test": 50})["test"] for _ in range(300)]
     assert {*shown[0]["personal"]} == {"loss"} and "auc" not in shown[0]["shared"]
     for name, most in (("loss", 10.0), ("accuracy", 1.0)):
         found = [
@@ -315,7 +315,7 @@ def test_what_a_row_brings_to_a_mean_is_bounded_on_a_node():
 
     def value(name, most):
         metric = build_metric(name, "regression", lambda p, x: x[0], lambda p, x: x)
-        return float(bounded(metric, most)(None, rows))
+        return float(bound_metric(metric, most)(None, rows))
 
     assert value("mae", 4.0) == 2.0 and value("mse", 4.0) == 2.0
     assert value("rmse", 4.0) == value("rmse", 1e9)  # it stays on the node
@@ -332,15 +332,15 @@ def test_what_is_not_finite_is_as_wrong_as_can_be_and_is_never_left_out():
     rows = Batch((jnp.array([jnp.nan, 1.0, jnp.inf, 1.0]), jnp.ones(4)), jnp.ones(4))
     for name, kind, found in (("mae", "regression", 4.0), ("accuracy", "binary", 0.75)):
         metric = build_metric(name, kind, lambda p, x: x[0], lambda p, x: x)
-        assert float(bounded(metric, 8.0)(None, rows)) == found
+        assert float(bound_metric(metric, 8.0)(None, rows)) == found
     every = Policy(accept=Accept(fewest_rows=0), metrics=Metrics(names="any"))
     measured = dict.fromkeys(METRICS, float("nan"))
-    sent = every.disclosed({"test": {"shared": measured}}, {"test": 3})["test"]
+    sent = every.disclose({"test": {"shared": measured}}, {"test": 3})["test"]
     worst = {"loss": 100.0, "accuracy": 0.0, "balanced_accuracy": 0.0, "brier": 1.0}
     assert worst.items() <= sent["shared"].items()
     # A ranking of one class is no number, and is never sent with noise.
     assert {*METRICS} - {*sent["shared"]} == {"auc", "average_precision", "rmse", "r2"}
-    assert every.disclosed({"test": {"shared": measured}}, {"test": 0}) == {}
+    assert every.disclose({"test": {"shared": measured}}, {"test": 0}) == {}
 
 
 def test_second_derivatives_of_fewer_rows_than_parameters_are_refused():

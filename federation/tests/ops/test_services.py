@@ -130,7 +130,7 @@ def link(own, monkeypatch) -> ServerSettings:
         unregister=lambda id: None,
         statuses=lambda: {"1": "online", "2": "online"},
     )
-    monkeypatch.setattr(registration, "connected", lambda settings: nullcontext(stub))
+    monkeypatch.setattr(registration, "connect", lambda settings: nullcontext(stub))
     settings = load_as(ServerSettings, own / "server/server.toml")
     registration.register(settings)
     return settings
@@ -148,7 +148,7 @@ def test_keys_that_the_link_does_not_know(link, own, monkeypatch):
     def refused(settings):
         raise RunError("link 127.0.0.1:8000: HTTP 403: Permission denied")
 
-    monkeypatch.setattr(registration, "connected", refused)
+    monkeypatch.setattr(registration, "connect", refused)
     (finding,) = examine(own / "server")
     assert (finding.fault, finding.what) == (
         False,

@@ -234,7 +234,7 @@ class Attacker:
                 if other in shared:
                     at = graph.neighbors(other, members).index(one.client)
                     with suppress(SecureError):
-                        both = one._held(other, {other: shared[other].boxes[at]})
+                        both = one._read_box(other, {other: shared[other].boxes[at]})
                         selves[other][one.client + 1] = both[:size]
                         envelopes[other][one.client + 1] = both[size:]
         for one in self.openings.values():

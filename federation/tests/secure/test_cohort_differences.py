@@ -80,7 +80,7 @@ def test_batches_are_those_of_an_experiment_and_a_cohort(tmp_path, monkeypatch):
         names.setdefault(executor.setup.client, []).append(name)
         return executor
 
-    monkeypatch.setattr(Executor, "for_request", salted)
+    monkeypatch.setattr(Executor, "request_executor", salted)
     seen = []
     for name, rules in (("one", {}), ("two", {}), ("three", {"cohort": 5})):
         names.clear()

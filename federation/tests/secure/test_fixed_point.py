@@ -44,8 +44,10 @@ def test_sums_are_as_exact_as_stated(bits):
 def test_what_is_clipped_is_counted():
     fixed = FixedPoint(64, 1.0, 2)
     values = np.array([0.5, -1.0, 1.5, -3.0])
-    assert fixed.clipped(values, 1.0) == 2 and fixed.clipped(values, 0.5) == 1
-    assert fixed.clipped(np.array([np.nan, np.inf, 0.0]), 1.0) == 2
+    assert (
+        fixed.count_clipped(values, 1.0) == 2 and fixed.count_clipped(values, 0.5) == 1
+    )
+    assert fixed.count_clipped(np.array([np.nan, np.inf, 0.0]), 1.0) == 2
     np.testing.assert_array_equal(
         fixed.decode(fixed.encode(np.array([3.0, -0.5]), 0.5)), [1.0, -0.25]
     )

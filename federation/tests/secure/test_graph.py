@@ -56,7 +56,7 @@ def test_the_tail_is_that_of_draws():
     """Half a million draws: 5 standard deviations of their frequency."""
     rng = np.random.default_rng(0)
     draws = rng.hypergeometric(20, 80, 30, 500_000)
-    expected = graphs._at_least(100, 20, 30, 8)
+    expected = graphs._tail(100, 20, 30, 8)
     spread = np.sqrt(expected * (1 - expected) / 500_000)
     assert abs((draws >= 8).mean() - expected) < 5 * spread
 

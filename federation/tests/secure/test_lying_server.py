@@ -21,7 +21,7 @@ from fedblend.errors import ConfigError
 from fedblend.simulation.serialize import pack, pack_named, unpack
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message
-from fedblend_federation.secure.flatten import as_vector
+from fedblend_federation.secure.flatten import flatten
 from fedblend_federation.secure.session import SHARES_BYTES
 from fedblend_federation.server.settings import BelowQuorum
 
@@ -348,7 +348,7 @@ def tampered(folder, change) -> np.ndarray:
     server = federation.server()
     while server.round < 2:
         server.step()
-    return as_vector(server.down.shared)
+    return flatten(server.down.shared)
 
 
 def _other_model(data: bytes) -> bytes:
@@ -412,7 +412,7 @@ def after_a_lie(folder, change) -> np.ndarray:
     server.down, server.server = first
     while server.round < 2:
         server.step()
-    return as_vector(server.down.shared)
+    return flatten(server.down.shared)
 
 
 def test_a_lie_of_an_earlier_round_is_in_the_masks(tmp_path):

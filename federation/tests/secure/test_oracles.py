@@ -9,7 +9,7 @@ from federations import CLIENTS, SecureFederation, problem
 from trials import clock
 
 from fedblend_federation.secure import state as kept_files
-from fedblend_federation.secure.flatten import as_vector
+from fedblend_federation.secure.flatten import flatten
 
 _ = clock
 
@@ -47,7 +47,7 @@ def test_who_overflows_is_in_no_reply(tmp_path):
     lines = masked_lines(federation, 1)
     assert [line["zeros"] for line in lines] == (~whole).tolist()
     assert 0 < whole.sum() < CLIENTS
-    assert np.isfinite(as_vector(server.down.shared)).all()
+    assert np.isfinite(flatten(server.down.shared)).all()
 
 
 @pytest.mark.parametrize("clip", [1e-9, 1e-4, 0.02])

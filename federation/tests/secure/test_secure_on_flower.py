@@ -148,9 +148,9 @@ def without_masks(method: str, place: Path, gone=None) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         collection = type("Own", (UnmaskedCollector,), {"as_sent": "diana" in method})
         patch.setattr(coordinator, "collector_of", collection)
-        weights = settings._believed
+        weights = settings._limit_weights
         weighed = lambda claimed, *more: weights(coarse(claimed), *more)  # noqa: E731
-        patch.setattr(settings, "_believed", weighed)
+        patch.setattr(settings, "_limit_weights", weighed)
         clock = Clock()  # nobody waits for those who are gone
         waiting = partial(transports.exchange, clock=clock, sleep=clock.sleep)
         patch.setattr(collection, "exchange", waiting)

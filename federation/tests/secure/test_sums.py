@@ -67,10 +67,12 @@ def test_boxes_that_do_not_open_are_made_up_for_by_others():
 def test_a_box_with_anything_but_two_shares_does_not_open():
     parties = Parties(3)
     holder, owner, _ = parties.members
-    key = parties.parties[owner]._with(holder, "shares", owner, holder)
+    key = parties.parties[owner]._pair_key(holder, "shares", owner, holder)
     for content in (b"", bytes(masks.SHARE_BYTES), bytes(2 * masks.SHARE_BYTES + 1)):
-        assert parties.parties[holder].damaged({owner: seal(key, content)}) == [owner]
-    assert not parties.parties[holder].damaged({owner: seal(key, bytes(66))})
+        assert parties.parties[holder].find_damaged({owner: seal(key, content)}) == [
+            owner
+        ]
+    assert not parties.parties[holder].find_damaged({owner: seal(key, bytes(66))})
 
 
 def test_too_few_open_nothing():

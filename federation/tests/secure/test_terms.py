@@ -17,7 +17,7 @@ from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
 from fedblend_federation import message as messages
 from fedblend_federation.ops.provision import provision
-from fedblend_federation.secure.flatten import as_vector
+from fedblend_federation.secure.flatten import flatten
 from fedblend_federation.server.run import run_server
 from fedblend_federation.server.settings import BelowQuorum
 from loopback import LoopbackTransport
@@ -82,7 +82,7 @@ def lied(folder: Path, lie: Lie) -> np.ndarray | None:
             server.step()
     except BelowQuorum:
         return None
-    return as_vector(server.down.shared)
+    return flatten(server.down.shared)
 
 
 @pytest.mark.parametrize("lie", [_first_parameters, _capacities, _preprocessing])

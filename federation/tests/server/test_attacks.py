@@ -201,7 +201,7 @@ def test_a_worker_refuses_while_the_policy_is_wrong_and_goes_on(
         worker, "serve", lambda *args, **more: serve(*args, **more, ready=ready.set)
     )
     # Signals are for the main thread.
-    monkeypatch.setattr(supervisor.processes, "interrupted_by_sigterm", threading.Lock)
+    monkeypatch.setattr(supervisor.processes, "interrupt_on_sigterm", threading.Lock)
     path = tmp_path / "node.toml"
     threading.Thread(target=supervisor.serve_worker, args=(path,), daemon=True).start()
     assert ready.wait(30)

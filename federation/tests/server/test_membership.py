@@ -83,7 +83,7 @@ def test_a_node_is_the_client_of_its_key():
         "alice: it says client 1, its key is of client 0; "
         "bob: it says client 0, its key is of client 1"
     )
-    assert swapped.settled
+    assert swapped.is_settled
     stranger = joined({5: 0, 7: 1}, KNOWN)
     assert stranger.clients == {0: 5}
     assert stranger.denials() == "at 7: its key is not one of server.toml"

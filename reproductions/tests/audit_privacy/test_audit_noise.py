@@ -45,14 +45,14 @@ def no_clipping(monkeypatch):
 
 def other_rows_move_an_answer_by_one_clip(monkeypatch):
     """The ledger forgets the factor 2."""
-    protected = build.protected
+    protected = build.protect_setup
 
     def fewer(setup, protect):
         made = protected(setup, protect)
         return made._replace(squared=made.squared / 4)
 
     monkeypatch.setattr(
-        sys.modules["fedblend_reproductions.audit_privacy.node"], "protected", fewer
+        sys.modules["fedblend_reproductions.audit_privacy.node"], "protect_setup", fewer
     )
 
 

@@ -69,14 +69,14 @@ def run(
     experiments.open_folder(out, config, known, resume, enroll_again or [])
     last = -1
 
-    def on_step(round: int, rounds: int) -> None:
+    def show_round(round: int, rounds: int) -> None:
         nonlocal last
         if round != last:
             last = round
             screen.note(f"round {round} of {rounds}")
 
     try:
-        experiments.run_experiment(known, out, on_step=on_step, log=screen.note)
+        experiments.run_experiment(known, out, on_step=show_round, log=screen.note)
     except KeyboardInterrupt:
         screen.note(
             f"the experiment goes on; fedblend federation stop {out} ends it, the same "
@@ -113,13 +113,14 @@ def status(
     from fedblend_federation.flower import processes
     from fedblend_federation.ops.experiments import status_of
     from fedblend_federation.ops.registration import members
-    from fedblend_federation.ops.settings import listed
+    from fedblend_federation.ops.settings import name_clients
 
     if settings.exists() or out is None:
         known = server_settings(settings)
         processes.connect(known)
         for member in members(known):
-            typer.echo(f"node {member.name}, {listed(member.clients)}: {member.status}")
+            told = name_clients(member.clients)
+            typer.echo(f"node {member.name}, {told}: {member.status}")
     if out is not None:
         for line in status_of(out).lines():
             typer.echo(line)

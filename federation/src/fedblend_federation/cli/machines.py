@@ -265,10 +265,10 @@ def ledger(settings: NodePath = Path("node.toml"), client: HostedClient = None) 
 
     fedblend federation ledger node.toml
     """
-    from fedblend_federation.client.ledger import shown_ledger
+    from fedblend_federation.client.ledger import ledger_lines
     from fedblend_federation.ops.settings import client_at
 
-    for line in shown_ledger(client_at(settings, client).folder):
+    for line in ledger_lines(client_at(settings, client).folder):
         typer.echo(line)
 
 
@@ -321,7 +321,7 @@ def node(
 
     fedblend federation node node.toml
     """
-    from fedblend_federation.ops.settings import NodeSettings, listed, load_as
+    from fedblend_federation.ops.settings import NodeSettings, load_as, name_clients
     from fedblend_federation.ops.supervisor import serve_carrier, serve_node
 
     known = load_as(NodeSettings, settings)
@@ -334,7 +334,7 @@ def node(
         serve_carrier(known, log=log)
         return
     folder = known.flower_folder if flower_only else known.folder
-    typer.echo(f"{listed(known.hosted)} of {known.server}; logs in {folder}")
+    typer.echo(f"{name_clients(known.hosted)} of {known.server}; logs in {folder}")
     serve_node(known, settings, flower_only=flower_only, supernode=supernode, log=log)
 
 

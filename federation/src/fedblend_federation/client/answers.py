@@ -62,10 +62,10 @@ class Job(NamedTuple):
         refusal = self.refusal(charge)
         if refusal:
             raise Refusal(refusal)
-        self.done("begins", message=self.request.kind, round=self.request.round)
+        self.record("begins", message=self.request.kind, round=self.request.round)
         return time.monotonic()
 
-    def with_rows(self, charge: Charge) -> Charge:
+    def add_row_cost(self, charge: Charge) -> Charge:
         """A charge with what the work since the last call cost single rows.
 
         Raises:
@@ -94,7 +94,7 @@ class Job(NamedTuple):
         self.ledger.account(experiment).over = over
         self.ledger.write(self.place.parent)
 
-    def done(self, event: str, **fields: Any) -> str:
+    def record(self, event: str, **fields: Any) -> str:
         """Note what was done; the newest hash of the audit."""
         return self.note(event, experiment=self.request.experiment, **fields)
 
@@ -110,20 +110,20 @@ def enroll(job: Job) -> bytes:
     setup = executor.setup
     sent = states.read_reply(place, ENROLLED, job.digest, setup.protection)
     if sent is not None:
-        job.done("enrolled")
+        job.record("enrolled")
         return sent
     params = jax.tree.map(jnp.asarray, build_tree(request.arrays, setup.params))
     cost = _cost(executor) if jax.tree.leaves(executor.join) else Charge()
     started = job.begin(cost)
     join, state = jax.block_until_ready(executor.enroll(params))
-    cost = job.with_rows(cost)
+    cost = job.add_row_cost(cost)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(place / "params", pack(params))
     states.write_state(place, ENROLLED, state, job.digest)
     states.write_fingerprints(place, [executor.setup.fingerprint])
     states.write_terms(place, request.fields, job.digest)
     job.charge(cost, started)
-    head = request.reply(audit=job.done("enrolled"), **job.told)
+    head = request.reply(audit=job.record("enrolled"), **job.told)
     reply = encode(head, (join, executor.ask(state)))
     states.write_reply(place, ENROLLED, job.digest, setup.protection, reply)
     return reply
@@ -134,9 +134,9 @@ def train(job: Job) -> bytes:
     place, round, protection = job.place, job.request.round, protection_of(job)
     sent = states.read_reply(place, round, job.digest, protection)
     if sent is not None:
-        job.done("round", round=round)
+        job.record("round", round=round)
         return sent
-    reply = encode(*trained(job))
+    reply = encode(*compute_update(job))
     states.write_reply(place, round, job.digest, protection, reply)
     return reply
 
@@ -162,22 +162,22 @@ def protection_of(job: Job) -> str:
     return setup.protection
 
 
-def trained(job: Job) -> tuple[Message, tuple[PyTree, PyTree]]:
+def compute_update(job: Job) -> tuple[Message, tuple[PyTree, PyTree]]:
     """The head of a reply, the client's update of a round and what it asks for."""
     executor, place, request = job.executor, job.place, job.request
     setup, round, state = executor.setup, request.round, job.state()
-    down = received(executor, request, executor.message)
+    down = read_payload(executor, request, executor.message)
     _check_counts(down.extra)
     cost = _cost(executor)
     started = job.begin(cost)
     up, after = jax.block_until_ready(executor.update(down, state))
-    cost = job.with_rows(cost)
+    cost = job.add_row_cost(cost)
     states.write_state(place, round, after, job.digest)
     states.remove_old(place, request.base, round)
-    ask = _changed_ask(executor, state, after)
+    ask = _new_ask(executor, state, after)
     asks = bool(jax.tree.leaves(ask))
     job.charge(cost, started)
-    audit = job.done("round", round=round)
+    audit = job.record("round", round=round)
     head = request.reply(asked=asks, audit=audit, **job.told)
     return head, (up if setup.perturb is None else setup.perturb(up), ask)
 
@@ -197,10 +197,10 @@ def measure(job: Job) -> bytes:
     origin = f"from {states.hash_of_state(place, request.base)}"
     sent = states.read_measures(place, job.digest, origin)
     if sent is not None:
-        job.done("measured", round=round)
+        job.record("measured", round=round)
         return sent
     state = job.state()
-    deployed = received(executor, request, executor.deployment)
+    deployed = read_payload(executor, request, executor.deployment)
     _check_counts(deployed.message.extra)
     last, wanted = bool(request.fields.get("last")), Charge(measures=1)
     withheld = job.refusal(wanted) if last else ""
@@ -222,13 +222,13 @@ def measure(job: Job) -> bytes:
     if withheld:
         event["withheld"] = withheld
     else:
-        shown = job.permissions.disclosed(measured, counts)
+        shown = job.permissions.disclose(measured, counts)
         cost = _cost_of_measures(shown, job.permissions.metric_noise)
     # A personal model may have been trained for this, on noisy gradients.
     cost = cost._replace(row_steps=row_steps(executor) or {})
     job.charge(cost, started, over=last)
     sent_models = {split: sorted(models) for split, models in shown.items()}
-    audit = job.done("measured", round=round, sent=sent_models, **event)
+    audit = job.record("measured", round=round, sent=sent_models, **event)
     reply = encode(request.reply(measures=shown, audit=audit, **job.told))
     states.write_measures(place, job.digest, origin, reply)
     return reply
@@ -278,20 +278,20 @@ def _check_counts(extra: PyTree) -> None:
             raise Refusal(refusal_line("limits", where, int(leaf), most))
 
 
-def received(executor: Executor, request: Message, template: Any) -> Any:
+def read_payload(executor: Executor, request: Message, template: Any) -> Any:
     """The server's message, or deployment; the number of its round is in the head."""
-    found = messages.payload_of(request, _at_round(template, None))
+    found = messages.payload_of(request, _set_round(template, None))
     found = jax.tree.map(jnp.asarray, found)
-    return _at_round(found, jnp.asarray(request.round, jnp.int32))
+    return _set_round(found, jnp.asarray(request.round, jnp.int32))
 
 
-def _at_round(received: Any, round: jax.Array | None) -> Any:
-    if hasattr(received, "message"):
-        return received._replace(message=received.message._replace(round=round))
-    return received._replace(round=round)
+def _set_round(received: Any, round: jax.Array | None) -> Any:
+    if hasattr(read_payload, "message"):
+        return read_payload._replace(message=read_payload.message._replace(round=round))
+    return read_payload._replace(round=round)
 
 
-def _changed_ask(executor: Executor, before: PyTree, after: PyTree) -> PyTree:
+def _new_ask(executor: Executor, before: PyTree, after: PyTree) -> PyTree:
     """What the client asks for, if a round has changed it; else nothing travels."""
     if not jax.tree.leaves(executor.request):
         return ()

@@ -117,7 +117,7 @@ def client_setup(
     )
 
 
-def bounded(metric: Metric, most: float) -> Metric:
+def bound_metric(metric: Metric, most: float) -> Metric:
     """A mean over rows with what each contributes between 0 and ``most``, or 1.
 
     Without it one row that a model gets absurdly wrong is all that a mean shows. A row
@@ -139,7 +139,7 @@ def bounded(metric: Metric, most: float) -> Metric:
     )
 
 
-def prepared(
+def prepare(
     settings: ClientSettings,
     policy: Policy,
     contract: Contract,
@@ -154,10 +154,10 @@ def prepared(
     """
     protect, bound = policy.protect, policy.metrics.bound
     rows = states.fingerprint(splits)
-    splits = contract.transformed(terms, splits)
+    splits = contract.transform_rows(terms, splits)
     rows_hidden = protect.rows if protect.rows.noise else None
     setup = client_setup(settings.client, contract, terms, splits, rows_hidden)
-    measures = {name: bounded(one, bound) for name, one in setup.measures.items()}
+    measures = {name: bound_metric(one, bound) for name, one in setup.measures.items()}
     setup = setup._replace(measures=measures, fingerprint=rows)
     if "batches" not in policy.accept.discloses:
         # Nobody else draws these batches, so that no other client's rows matter. Powers
@@ -168,10 +168,10 @@ def prepared(
         }
         secret = states.read_secret(settings.folder)
         setup = setup._replace(secret=secret, capacities=own)
-    return protected(setup, protect)
+    return protect_setup(setup, protect)
 
 
-def protected(setup: ClientSetup, protect: Protect) -> ClientSetup:
+def protect_setup(setup: ClientSetup, protect: Protect) -> ClientSetup:
     """The setup with the clip and the noise of a policy.
 
     Raises:
@@ -181,7 +181,7 @@ def protected(setup: ClientSetup, protect: Protect) -> ClientSetup:
         setup = setup._replace(protection=f"rows {protect.rows} ")
     if protect.clip is None:
         return setup
-    clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
+    clipped = local_dp(setup.algorithm, protect.clip, _refuse_algorithm)
     setup = setup._replace(
         algorithm=clipped, protection=f"{setup.protection}clip {protect.clip}"
     )
@@ -194,7 +194,7 @@ def protected(setup: ClientSetup, protect: Protect) -> ClientSetup:
     )
 
 
-def _unprotected(reason: str) -> Refusal:
+def _refuse_algorithm(reason: str) -> Refusal:
     """The refusal of an algorithm that the policy's clipping does not cover."""
     return Refusal(f"policy protect.clip: {reason}")
 
@@ -220,10 +220,10 @@ class SharedBuilds:
 
     def _parse(self, text: str) -> Contract:
         """The contract of a configuration, with the base of this node."""
-        refused = unnamed_base(text)
+        refused = base_refusal(text)
         if refused is not None:
             raise ConfigError(refused)
-        return located(parse_contract(text), self.bases)
+        return locate_base(parse_contract(text), self.bases)
 
     def common(
         self, terms: str, agreed: str, setup: ClientSetup, alike: bool
@@ -246,7 +246,7 @@ class SharedBuilds:
 SUFFIX = ".safetensors"
 
 
-def unnamed_base(text: str) -> str | None:
+def base_refusal(text: str) -> str | None:
     """Why the base of a configuration in a message is refused unread, or None.
 
     This comes before any check of the configuration, which would look for the file.
@@ -257,7 +257,7 @@ def unnamed_base(text: str) -> str | None:
     return "adapt.sha256: is missing; this node finds a base by it"
 
 
-def located(contract: Contract, bases: Path | None) -> Contract:
+def locate_base(contract: Contract, bases: Path | None) -> Contract:
     """The contract with the base of this node in place of the server's.
 
     Args:
@@ -293,10 +293,10 @@ def files_in(bases: Path) -> list[Path]:
 def sha256_of(file: Path) -> str:
     """The sha256 of a file; one that did not change is read once."""
     found = file.stat()
-    return _hashed(file, found.st_ino, found.st_mtime_ns, found.st_size)
+    return _hash(file, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(maxsize=64)
-def _hashed(file: Path, inode: int, modified: int, size: int) -> str:
+def _hash(file: Path, inode: int, modified: int, size: int) -> str:
     del inode, modified, size
     return hash_file(file)

@@ -152,7 +152,7 @@ class Executor:
             partial(deployment, algorithm), down, self.request, setup.params
         )
 
-    def for_request(self, name: str) -> "Executor":
+    def request_executor(self, name: str) -> "Executor":
         """The same, with batches that only the request of this name has.
 
         With the same batch in two requests, the server would see what two models, or

@@ -186,14 +186,14 @@ class Ledger:
         self.rows += charge.rows
         self.measures += charge.measures
         if charge.answers:
-            self.squared, self.unprotected = _added(
+            self.squared, self.unprotected = _sum_squares(
                 self.squared, self.unprotected, charge.squared, charge.answers
             )
         for key, steps in charge.row_steps.items():
             self.row_steps[key] = self.row_steps.get(key, 0) + steps
         self.bare_rows += charge.bare_rows
         if charge.measures:
-            self.measures_squared, self.unprotected_measures = _added(
+            self.measures_squared, self.unprotected_measures = _sum_squares(
                 self.measures_squared,
                 self.unprotected_measures,
                 charge.measures_squared,
@@ -275,7 +275,7 @@ def read_ledger(folder: Path) -> Ledger:
         ) from None
 
 
-def shown_ledger(folder: Path) -> list[str]:
+def ledger_lines(folder: Path) -> list[str]:
     """The ledger of a node, line by line.
 
     Raises:
@@ -297,7 +297,9 @@ def _pair(key: str) -> tuple[float, float]:
     return noise, share
 
 
-def _added(total: float, open: int, squared: float, number: int) -> tuple[float, int]:
+def _sum_squares(
+    total: float, open: int, squared: float, number: int
+) -> tuple[float, int]:
     return (total, open + number) if squared == inf else (total + squared, open)
 
 

@@ -47,8 +47,8 @@ from fedblend_federation.ops.audit import Audit
 from fedblend_federation.ops.settings import (
     ClientSettings,
     NodeSettings,
-    listed,
     load_as,
+    name_clients,
 )
 from fedblend_federation.policy.admit import Admission
 from fedblend_federation.policy.policy import Permissions, Refusal
@@ -94,7 +94,7 @@ class Node:
         request = Message("refused", messages.UNREADABLE, self.client)
         try:
             request = messages.decode(data, permissions.max_bytes)
-            with states.locked(self.folder):
+            with states.lock_folder(self.folder):
                 return self._handle(permissions, request)
         except Exception as error:
             return self._refuse(request, error)
@@ -149,7 +149,7 @@ class Node:
             return self._stop(ledger, request)
         digest = messages.digest_of(request)
         name = f"{request.experiment} {digest}"
-        executor = permissions.executor(terms).for_request(name)
+        executor = permissions.executor(terms).request_executor(name)
         note = self._note_of(request)
         told = _check_rows(place, executor, permissions, note)
         secure = permissions.secure(terms)
@@ -243,7 +243,7 @@ class Host:
             if request.client not in handlers:
                 raise WireError(
                     f"client: a message to client {request.client}, this node hosts "
-                    f"{listed(list(handlers))}"
+                    f"{name_clients(list(handlers))}"
                 )
         except WireError as error:
             return self._refuse(str(error))

@@ -19,7 +19,7 @@ from fedblend.errors import RunError
 from fedblend.mixing import predict, shapes_of
 from fedblend.simulation.serialize import WireError, build_tree, unpack
 from fedblend.trees import precision
-from fedblend_federation.client.build import located
+from fedblend_federation.client.build import locate_base
 from fedblend_federation.client.state import MODEL, read_terms
 from fedblend_federation.contract import parse_contract
 from fedblend_federation.ops.settings import ClientSettings
@@ -53,7 +53,7 @@ def predict_rows(
     """
     place = _place(settings, experiment)
     terms, rows = _terms(place), settings.data
-    contract = located(parse_contract(terms["config"]), settings.bases)
+    contract = locate_base(parse_contract(terms["config"]), settings.bases)
     fitted = None
     if contract.schema is not None:
         fitted = preprocessing_in(contract.schema, terms)

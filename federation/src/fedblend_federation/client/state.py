@@ -47,7 +47,7 @@ itself goes back to its last checkpoint but one."""
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Wait until no other process of this node handles a message."""
     with open(folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -74,7 +74,7 @@ def read_terms(place: Path) -> dict[str, Any]:
     return dict(_enrollment(place)["terms"])
 
 
-def enrolled_by(place: Path) -> str:
+def enrollment_digest(place: Path) -> str:
     """The digest of the message by which a node was enrolled; raises as above."""
     return str(_enrollment(place)["request"])
 
@@ -293,16 +293,16 @@ def read_secret(folder: Path, name: str = "batches.key") -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        data = with_checksum(secrets.token_bytes(SECRET_BYTES))
+        data = add_checksum(secrets.token_bytes(SECRET_BYTES))
         write_atomically(path, data)
     secret = data[:SECRET_BYTES]
-    if len(secret) < SECRET_BYTES or data != with_checksum(secret):
+    if len(secret) < SECRET_BYTES or data != add_checksum(secret):
         damaged = "the file is damaged on the disk of this node"
         raise WireError(f"{name}: {damaged}; restore it from a copy")
     return secret
 
 
-def with_checksum(secret: bytes) -> bytes:
+def add_checksum(secret: bytes) -> bytes:
     """What the file of a secret has."""
     return secret + hashlib.sha256(secret).digest()
 

@@ -21,9 +21,9 @@ from fedblend_federation.flower.processes import clock_remark
 from fedblend_federation.flower.records import (
     KIND,
     content_of,
-    from_record,
+    make_record,
     pause_in,
-    to_record,
+    read_record,
 )
 from fedblend_federation.message import one_line
 from fedblend_federation.ops.key_files import certificate, node_key, public_node_key
@@ -130,10 +130,10 @@ class FleetClient:
         """
         (message, tree), found, size = delivery, {}, 0
         kind = message.metadata.message_type
-        stored = self._fleet.stored(message.metadata.run_id)
+        stored = self._fleet.open_parts(message.metadata.run_id)
         if kind != KIND:
             raise Foreign(f"a message of type {kind[:40]!r}")
-        for id in private.needed_parts(tree):
+        for id in private.list_needed_parts(tree):
             content = self._part(stored, id)
             found[id] = content
             size += len(content)
@@ -142,7 +142,7 @@ class FleetClient:
         self._call(lambda: stored.confirm(message.metadata.message_id))
         try:
             whole = content_of(found, tree)
-            data = from_record(whole) if isinstance(whole, RecordDict) else b""
+            data = read_record(whole) if isinstance(whole, RecordDict) else b""
             if isinstance(whole, RecordDict):
                 self.pause = pause_in(whole)
         except Exception as error:
@@ -170,13 +170,13 @@ class FleetClient:
             data: our reply, or the line of an error.
             seconds: that the reply took.
         """
-        content = Error(REFUSED, data) if isinstance(data, str) else to_record(data)
+        content = Error(REFUSED, data) if isinstance(data, str) else make_record(data)
         reply = Message(content, reply_to=delivery.message)
         parts = private.take_apart(reply)
         pushed = self._call(lambda: self._fleet.push(parts, seconds))
         # The server, which is ours, does not ask for the others.
-        needed = set(private.needed_parts(parts.tree))
-        stored = self._fleet.stored(reply.metadata.run_id)
+        needed = set(private.list_needed_parts(parts.tree))
+        stored = self._fleet.open_parts(reply.metadata.run_id)
         for id in [one for one in pushed.parts if one in needed]:
             self._call(partial(stored.push, id, parts.contents[id], pushed.session))
 

@@ -31,8 +31,8 @@ from fedblend_federation.flower.records import (
     KIND,
     TTL,
     content_of,
-    from_record,
-    to_record,
+    make_record,
+    read_record,
 )
 from fedblend_federation.transport import Reply
 
@@ -68,7 +68,7 @@ def push(grid: Grid, messages: Sequence[Message]) -> list[str]:
     parts = [private.take_apart(message) for message in messages]
     contents = {id: part for one in parts for id, part in one.contents.items()}
     pushed = server.push(parts)
-    needed = {id for one in parts for id in private.needed_parts(one.tree)}
+    needed = {id for one in parts for id in private.list_needed_parts(one.tree)}
     asked = dict.fromkeys(pushed.parts)
     for id in sorted(asked, key=lambda id: id not in needed):  # nodes may begin
         server.stored.push(id, contents[id], pushed.session)
@@ -85,7 +85,7 @@ def claim(grid: Grid, ids: Sequence[str]) -> list[Claimed]:
     server = private.server_of(grid)
     if server is None:
         return [
-            (one.metadata.reply_to_message_id, partial(_opened, one))
+            (one.metadata.reply_to_message_id, partial(_open_reply, one))
             for one in grid.pull_messages(ids)
         ]
     return [
@@ -94,22 +94,22 @@ def claim(grid: Grid, ids: Sequence[str]) -> list[Claimed]:
     ]
 
 
-def _opened(reply: Message) -> Fetched:
-    return _fetched(reply.error if reply.has_error() else reply.content)
+def _open_reply(reply: Message) -> Fetched:
+    return _read_content(reply.error if reply.has_error() else reply.content)
 
 
-def _fetched(content: RecordDict | Error) -> Fetched:
+def _read_content(content: RecordDict | Error) -> Fetched:
     if isinstance(content, Error):
         error = str(content.reason)[:200] or "error"
         return Fetched(None, error, content.code == UNAVAILABLE)
-    return Fetched(from_record(content))
+    return Fetched(read_record(content))
 
 
 def _fetch(stored: private.Stored, id: str, tree: private.Tree) -> Fetched:
     """A reply, as soon as all of its parts are there."""
-    parts = {one: _part(stored, one) for one in private.needed_parts(tree)}
+    parts = {one: _part(stored, one) for one in private.list_needed_parts(tree)}
     stored.confirm(id)
-    return _fetched(content_of(parts, tree))
+    return _read_content(content_of(parts, tree))
 
 
 def _part(stored: private.Stored, id: str) -> bytes:
@@ -199,7 +199,7 @@ class GridTransport:
         with self._changed:
             pause = len(self._nodes) / POLLS
             pushed = [
-                Message(to_record(data, pause), address, KIND, ttl=TTL)
+                Message(make_record(data, pause), address, KIND, ttl=TTL)
                 for address, data in outgoing.items()
             ]
             for first in range(0, len(pushed), PUSHED):
@@ -247,15 +247,15 @@ class GridTransport:
         while self._to_push and self._pushing < CALLS:
             some = self._to_push.pop(0)
             self._pushing += 1
-            self._start(partial(push, self._grid, some), partial(self._pushed, some))
+            self._start(partial(push, self._grid, some), partial(self._end_push, some))
 
-    def _pushed(self, messages: list[Message], ids: Any) -> None:
+    def _end_push(self, messages: list[Message], ids: Any) -> None:
         self._pushing -= 1
         self._push()
         for message, id in zip(messages, _result(ids), strict=True):
             address = message.metadata.dst_node_id
             if id:
-                self._open[id] = (address, len(from_record(message.content)))
+                self._open[id] = (address, len(read_record(message.content)))
             else:
                 self._replies.append(Reply(address, None, "the link did not take it"))
 
@@ -272,7 +272,7 @@ class GridTransport:
             ids = free[first : first + size]
             call = _Pull(ids, self._patience(ids), claims=True)
             self._pulls.append(call)
-            self._begin(call, partial(claim, self._grid, ids), self._claimed)
+            self._begin(call, partial(claim, self._grid, ids), self._begin_fetch)
         return True
 
     def _patience(self, ids: Collection[str]) -> float:
@@ -284,7 +284,7 @@ class GridTransport:
         call.begun = time.monotonic()
         self._start(run, partial(end, call))
 
-    def _claimed(self, call: _Pull, found: Any) -> None:
+    def _begin_fetch(self, call: _Pull, found: Any) -> None:
         """Fetch the replies that a call has claimed."""
         self._pulls.remove(call)
         if call.abandoned and isinstance(found, BaseException):
@@ -294,7 +294,7 @@ class GridTransport:
             one = _Pull([id], patience, claims=False)
             self._pulls.append(one)
             self._held.add(id)
-            self._to_fetch.append(partial(self._begin, one, fetch, self._fetched))
+            self._to_fetch.append(partial(self._begin, one, fetch, self._end_fetch))
         self._fetch_more()
         self._report(call, "the link has lost the reply")
 
@@ -303,7 +303,7 @@ class GridTransport:
             self._fetching += 1
             self._to_fetch.pop(0)()
 
-    def _fetched(self, call: _Pull, found: Any) -> None:
+    def _end_fetch(self, call: _Pull, found: Any) -> None:
         self._pulls.remove(call)
         if not call.abandoned:
             self._fetching -= 1

@@ -90,7 +90,7 @@ def owner_of(caller: tuple[str, int], here: tuple[str, int]) -> int | None:
     """
     try:
         version = ipaddress.ip_address(caller[0]).version
-        ends = [_as_listed(*caller), _as_listed(*here)]
+        ends = [_kernel_form(*caller), _kernel_form(*here)]
         lines = _TABLES[version].read_text().splitlines()[1:]
     except (ValueError, OSError):
         return None
@@ -102,7 +102,7 @@ def owner_of(caller: tuple[str, int], here: tuple[str, int]) -> int | None:
     return None
 
 
-def _as_listed(host: str, port: int) -> str:
+def _kernel_form(host: str, port: int) -> str:
     """An address as the kernel lists it: in words of the machine's byte order."""
     packed = ipaddress.ip_address(host).packed
     order = -1 if sys.byteorder == "little" else 1

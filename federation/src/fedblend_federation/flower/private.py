@@ -75,7 +75,7 @@ def take_apart(message: Message) -> MessageParts:
     return MessageParts(head, tree, contents)
 
 
-def needed_parts(tree: Tree) -> list[str]:
+def list_needed_parts(tree: Tree) -> list[str]:
     """The parts of a message without which its content is not known.
 
     Of a message in one piece only that piece is needed: around it are a record of
@@ -195,7 +195,7 @@ class Fleet:
         found = self.client.PushMessages(request)
         return Asked([], found.objects_to_push, found.session_id)
 
-    def stored(self, run: int) -> Stored:
+    def open_parts(self, run: int) -> Stored:
         """The parts of the messages of a run."""
         return Stored(self.client, self._node, run)
 

@@ -120,10 +120,10 @@ def link_command(settings: ServerSettings) -> list[str]:
         "--database": settings.folder / "link.db",
     }
     flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-    return [*guarded("flower-superlink"), *_words(options), *flags]
+    return [*guard_program("flower-superlink"), *_words(options), *flags]
 
 
-def guarded(name: str) -> list[str]:
+def guard_program(name: str) -> list[str]:
     """One of Flower's programs, with the guard before the port that it opens."""
     program(name)
     return [sys.executable, "-m", "fedblend_federation.flower.port_guard", name]
@@ -149,7 +149,7 @@ def supernode_command(
         "--port": port,
         "--node-config": config,
     }
-    return [*guarded("flower-supernode"), *_words(options)]
+    return [*guard_program("flower-supernode"), *_words(options)]
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
@@ -260,7 +260,7 @@ def wait_until(
 
 
 @contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
+def interrupt_on_sigterm() -> Iterator[None]:
     """Inside of the block SIGTERM raises KeyboardInterrupt, like Ctrl-C."""
 
     def interrupt(number, frame):

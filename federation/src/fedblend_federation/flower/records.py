@@ -33,7 +33,7 @@ TTL = 3600.0
 """Seconds that Flower keeps a message; ours are sent again long before."""
 
 
-def to_record(message: bytes, pause: float | None = None) -> RecordDict:
+def make_record(message: bytes, pause: float | None = None) -> RecordDict:
     """A message as the content of a Flower message.
 
     Args:
@@ -48,7 +48,7 @@ def to_record(message: bytes, pause: float | None = None) -> RecordDict:
     return RecordDict({RECORD: ArrayRecord({ARRAY: array})})
 
 
-def from_record(content: RecordDict) -> bytes:
+def read_record(content: RecordDict) -> bytes:
     """The message in a Flower message; empty if there is none."""
     if RECORD in content.config_records:
         small = content.config_records[RECORD].get(ARRAY)
@@ -90,7 +90,7 @@ def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> Client
 
     @app.query()
     def forward(request: Message, context: Context) -> Message:
-        message, config = from_record(request.content), context.node_config
+        message, config = read_record(request.content), context.node_config
         try:
             reply = worker.request(Path(str(config["socket"])), message)
         except worker.SocketError:
@@ -98,6 +98,6 @@ def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> Client
             if not settings:
                 raise
             reply = in_process(Path(str(settings)))(message)
-        return Message(to_record(reply), reply_to=request)
+        return Message(make_record(reply), reply_to=request)
 
     return app

@@ -59,7 +59,7 @@ class Audit:
         """The hash of the newest line."""
         if not self._path.exists() and not full_files(self._path):
             return BEGINNING
-        with self._locked() as file:
+        with self._lock_file() as file:
             return _end(file, self._path)[0]
 
     def append(self, event: str, **fields: str | int | float | bool | None) -> str:
@@ -68,7 +68,7 @@ class Audit:
         Raises:
             AuditError: the file cannot be continued, or the line is too long.
         """
-        with self._locked() as file:
+        with self._lock_file() as file:
             head, torn = _end(file, self._path)
             first = b""
             if torn:
@@ -91,7 +91,7 @@ class Audit:
         return self.append(event, **short)
 
     @contextmanager
-    def _locked(self) -> Iterator[FileIO]:
+    def _lock_file(self) -> Iterator[FileIO]:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         while True:
             with FileIO(os.open(self._path, flags, 0o600), "r+") as file:
@@ -153,7 +153,7 @@ def verify(path: Path, heads: Collection[str] = ()) -> Verified:
     for one in [*full_files(path), path]:
         *lines, torn = one.read_bytes().split(b"\n")
         for number, text in enumerate(lines, start=1):
-            entry = _parsed(text)
+            entry = _parse(text)
             if entry is None:
                 raise AuditError(f"{one}: line {number}: was changed")
             if entry["previous"] != previous:
@@ -185,7 +185,7 @@ def entries(path: Path) -> Iterator[dict[str, Any] | None]:
             lines = one.read_bytes().split(b"\n")
         except OSError as error:
             raise AuditError(f"{one}: {error.strerror}") from None
-        yield from (_parsed(line) for line in lines if line)
+        yield from (_parse(line) for line in lines if line)
 
 
 def entries_since(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -198,7 +198,7 @@ def entries_since(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     with open(path, "rb") as file:
         file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
         *lines, torn = file.read().split(b"\n")
-        found = [entry for entry in map(_parsed, lines) if entry is not None]
+        found = [entry for entry in map(_parse, lines) if entry is not None]
         return found, file.tell() - len(torn)
 
 
@@ -220,7 +220,7 @@ def _hash(entry: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
+def _parse(text: bytes) -> dict[str, Any] | None:
     """A line that is whole: one with its own right hash."""
     try:
         entry = json.loads(text)
@@ -243,7 +243,7 @@ def _end(file: FileIO, path: Path) -> tuple[str, bytes]:
             with FileIO(full) as before:
                 return _end(before, full)[0], torn
         return BEGINNING, torn
-    last = _parsed(lines[-1])
+    last = _parse(lines[-1])
     if last is None:
         raise AuditError(f"{path}: its last line was changed; nothing is added to it")
     return last["hash"], torn

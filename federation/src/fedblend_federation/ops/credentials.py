@@ -51,8 +51,8 @@ from fedblend_federation.ops.settings import (
     NodeEntry,
     NodeSettings,
     ServerSettings,
-    listed,
     load_as,
+    name_clients,
 )
 from fedblend_federation.secure.roster import (
     PublicKey,
@@ -78,7 +78,7 @@ class Pair(NamedTuple):
 def authority(name: str) -> Pair:
     """A new authority: its key and its self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _named(name)
+    subject = _common_name(name)
     signs = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -91,11 +91,11 @@ def authority(name: str) -> Pair:
         decipher_only=False,
     )
     builder = (
-        _dated(subject, subject, key, AUTHORITY_DAYS)
+        _certificate_builder(subject, subject, key, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(signs, critical=True)
     )
-    return Pair(_pem(key), _signed(builder, key))
+    return Pair(_pem(key), _sign(builder, key))
 
 
 def server_certificate(signer: Pair, host: str, days: int) -> Pair:
@@ -109,13 +109,13 @@ def server_certificate(signer: Pair, host: str, days: int) -> Pair:
     knows = x509.AuthorityKeyIdentifier.from_issuer_public_key(above_key.public_key())
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     builder = (
-        _dated(_named(host), above.subject, key, days)
+        _certificate_builder(_common_name(host), above.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(names, critical=False)
         .add_extension(use, critical=False)
         .add_extension(knows, critical=False)
     )
-    return Pair(_pem(key), _signed(builder, above_key))
+    return Pair(_pem(key), _sign(builder, above_key))
 
 
 def node_key() -> Pair:
@@ -133,12 +133,12 @@ def secure_key() -> Pair:
     return Pair(pem, base64.b64encode(key.public_key().public_bytes_raw()))
 
 
-def _named(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     # A common name has at most 64 signs; the alternative names have the whole host.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _dated(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
@@ -156,7 +156,7 @@ def _dated(
     )
 
 
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
+def _sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
@@ -297,7 +297,7 @@ def _node_of(settings: ServerSettings, public: PublicKeys, file: Path) -> NodeEn
     for node in settings.nodes:
         if sorted(node.hosted) == clients:
             return node
-    raise RunError(f"{file}: {listed(clients)}: is no node of server.toml")
+    raise RunError(f"{file}: {name_clients(clients)}: is no node of server.toml")
 
 
 def _refuse_other(place: Path, file: Path) -> None:

@@ -22,14 +22,14 @@ from fedblend_federation.ops.probes import (
     COPY,
     MAKE,
     Finding,
-    attempted,
+    catch_unreadable,
     link_findings,
     owner,
     permissions,
     public_findings,
     usable,
 )
-from fedblend_federation.ops.registration import unregistered
+from fedblend_federation.ops.registration import unknown_nodes
 from fedblend_federation.ops.settings import (
     ClientSettings,
     NodeSettings,
@@ -58,7 +58,7 @@ def examine(path: Path) -> list[Finding]:
         settings = load(file)
         server = isinstance(settings, ServerSettings)
         checks += _server(settings) if server else _node(settings)
-    found = [finding for check in checks for finding in attempted(check)]
+    found = [finding for check in checks for finding in catch_unreadable(check)]
     return list(dict.fromkeys(found))
 
 
@@ -214,7 +214,7 @@ def link_service(settings: ServerSettings) -> Iterator[Finding]:
         )
     try:
         processes.connect(settings)
-        strangers = unregistered(settings)
+        strangers = unknown_nodes(settings)
     except RunError as error:
         advice = f"run the doctor as {owner(settings.folder)} or root"
         what = "the link was not asked for its keys"

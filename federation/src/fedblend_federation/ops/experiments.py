@@ -21,7 +21,7 @@ from fedblend.runs.run_folder import Folder, json_text, read_json, write_text
 from fedblend_federation.contract import contract_of
 from fedblend_federation.flower import processes
 from fedblend_federation.ops.audit import entries, entries_since
-from fedblend_federation.ops.registration import registered
+from fedblend_federation.ops.registration import registered_nodes
 from fedblend_federation.ops.settings import ServerSettings, client_at
 from fedblend_federation.ops.supervisor import is_up
 from fedblend_federation.server.checkpoint import (
@@ -253,24 +253,24 @@ def run_experiment(
     patience = LINK_RETURNS if is_up(settings) else 0.0
     show_troubles = _follow(folder / AUDIT, log)
 
-    def submitted() -> str:
+    def submit() -> str:
         run = _running(settings, folder)
         if run is None:
             _wait_for_server(folder)
-            write_nodes(folder / "server", registered(settings))
+            write_nodes(folder / "server", registered_nodes(settings))
             run = processes.submit(settings, folder)
             write_text(folder / RUN, json_text({"run": run}))
         return run
 
-    def finished() -> bool:
+    def is_over() -> bool:
         show_troubles()
-        return _finished(folder)
+        return _is_finished(folder)
 
     for attempt in range(attempts):
-        run = _with_link(submitted, settings, patience, log)
+        run = _retry_request(submit, settings, patience, log)
         log(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
         status, asked = "", time.monotonic()
-        while not _has_ended(status) and not finished():
+        while not _has_ended(status) and not is_over():
             on_step(*read_progress(folder / "server"))
             time.sleep(INTERVAL)
             if time.monotonic() - asked < STATUS_INTERVAL:
@@ -281,7 +281,7 @@ def run_experiment(
                 status = "the link does not respond"
             asked = time.monotonic()
         time.sleep(INTERVAL)
-        if finished():
+        if is_over():
             on_step(*read_progress(folder / "server"))
             return
         log(f"the server ended ({status}); it goes on from its checkpoint")
@@ -334,7 +334,7 @@ def run_id(folder: Path) -> str | None:
     return str(read_json(folder / RUN)["run"]) if (folder / RUN).exists() else None
 
 
-def _with_link(
+def _retry_request(
     request: Callable[[], str],
     settings: ServerSettings,
     patience: float,
@@ -368,7 +368,7 @@ def _has_ended(status: str) -> bool:
 def _wait_for_server(folder: Path, within: float = SERVER_ENDS) -> None:
     """Wait until no server has the folder open; one without a link lives on a while."""
 
-    def closed() -> bool:
+    def is_closed() -> bool:
         try:
             ServerCheckpoint(folder / "server").close()
         except Busy:
@@ -376,10 +376,10 @@ def _wait_for_server(folder: Path, within: float = SERVER_ENDS) -> None:
         return True
 
     what = f"{folder}: the end of the last server"
-    processes.wait_until(closed, within, what)
+    processes.wait_until(is_closed, within, what)
 
 
-def _finished(folder: Path) -> bool:
+def _is_finished(folder: Path) -> bool:
     """Whether an experiment has its summary; a ``RunError`` if it stopped before."""
     reason = reason_of_stop(folder)
     if reason is not None:

@@ -33,7 +33,7 @@ from fedblend.data.partition import classes_per_client
 from fedblend.errors import RunError
 from fedblend.runs.run_folder import Folder
 from fedblend_federation.flower import processes
-from fedblend_federation.flower.processes import interrupted_by_sigterm
+from fedblend_federation.flower.processes import interrupt_on_sigterm
 from fedblend_federation.ops import experiments, registration
 from fedblend_federation.ops.credentials import template
 from fedblend_federation.ops.provision import provision
@@ -102,7 +102,7 @@ def local_cluster(
     for name, own in rows.items():
         write_rows(cluster.home(name), own, policy)
     running: dict[Path, subprocess.Popen] = {}
-    with processes.interrupted_by_sigterm():
+    with processes.interrupt_on_sigterm():
         try:
             own = command or processes.node_command
             _start(cluster, list(rows), running, supernodes, own, log)
@@ -188,13 +188,13 @@ def _end(running: list[subprocess.Popen], folder: Path) -> None:
             processes.stop(process)
         # Flower's own children have sessions of their own.
         what = "the end of all processes"
-        processes.wait_until(lambda: not _killed(folder), END_TIMEOUT, what)
+        processes.wait_until(lambda: not _kill_rest(folder), END_TIMEOUT, what)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _killed(folder: Path) -> list[int]:
+def _kill_rest(folder: Path) -> list[int]:
     """Kill the processes that are still there; returns their ids."""
     found = processes_of(folder)
     for number in found:
@@ -247,7 +247,7 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
     held = ", ".join(f"{name} {_classes(own)}" for name, own in rows.items())
     show(f"Four nodes hold handwritten digits of four classes each: {held}.")
     with (
-        interrupted_by_sigterm(),
+        interrupt_on_sigterm(),
         _alone_in(out),
         tempfile.TemporaryDirectory(prefix="fedblend-demo-") as folder,
         local_cluster(
@@ -340,13 +340,13 @@ def _run(
     experiments.open_folder(out, config, cluster.settings, resume=False)
     last = 0
 
-    def on_step(round: int, rounds: int) -> None:
+    def show_round(round: int, rounds: int) -> None:
         nonlocal last
         if round != last:
             last = round
             log(f"round {round} of {rounds}")
 
-    experiments.run_experiment(cluster.settings, out, on_step=on_step, log=log)
+    experiments.run_experiment(cluster.settings, out, on_step=show_round, log=log)
     with Folder(out).clients.open(newline="") as file:
         lines = list(csv.DictReader(file))
     return {

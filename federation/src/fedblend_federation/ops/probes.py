@@ -54,7 +54,7 @@ class Finding(NamedTuple):
         return f"{kind}: {self.where}: {self.what}: {self.value}; {self.advice}"
 
 
-def attempted(found: Iterable[Finding]) -> Iterator[Finding]:
+def catch_unreadable(found: Iterable[Finding]) -> Iterator[Finding]:
     """Findings, and what this user may not look at."""
     try:
         yield from found
@@ -116,7 +116,7 @@ def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
         yield _not_accepted(where, error)
         return
     except ssl.SSLError as error:
-        yield _without_tls(address, error)
+        yield _find_plain_http(address, error)
         return
     except OSError as error:
         value = str(error.strerror or error)
@@ -176,7 +176,7 @@ def _handshake(address: Address, context: ssl.SSLContext) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def _without_tls(address: Address, error: ssl.SSLError) -> Finding:
+def _find_plain_http(address: Address, error: ssl.SSLError) -> Finding:
     connection = http.client.HTTPConnection(*address, timeout=_SECONDS)
     try:
         connection.request("GET", "/health")

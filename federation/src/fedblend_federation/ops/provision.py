@@ -31,8 +31,8 @@ from fedblend_federation.ops.settings import (
     ServerSettings,
     is_host,
     is_name,
-    listed,
     load_as,
+    name_clients,
 )
 
 MAX_DAYS = 825
@@ -91,7 +91,7 @@ def provision(
     }
     usage = _usage(clients_per_node)
     table = "".join(
-        f"| `{name}.sh` | the machine of {name} ({listed(own)}) | "
+        f"| `{name}.sh` | the machine of {name} ({name_clients(own)}) | "
         f"`sh {name}.sh{usage}` |\n"
         for name, own in clients.items()
     )

@@ -40,13 +40,13 @@ def register(settings: ServerSettings) -> None:
 
     A key that the link knows stays; a key that replaces another takes its place.
     """
-    with connected(settings) as link:
+    with connect(settings) as link:
         _register(settings, link)
 
 
 def _register(settings: ServerSettings, link: "ControlClient") -> None:
     path = settings.folder / "members.json"
-    known, there = _known(settings), link.statuses()
+    known, there = _read_members(settings), link.statuses()
     active = [node for node in settings.nodes if not node.retired]
     wanted = {node.name: _digest(node) for node in active}
     for name, member in list(known.items()):
@@ -67,9 +67,9 @@ def _register(settings: ServerSettings, link: "ControlClient") -> None:
     run_folder.write_text(path, run_folder.json_text(known))
 
 
-def registered(settings: ServerSettings) -> Nodes:
+def registered_nodes(settings: ServerSettings) -> Nodes:
     """The nodes by the ids that the link gave to their keys, if ``register`` ran."""
-    known = _known(settings)
+    known = _read_members(settings)
     by_id = {
         int(known[node.name]["node"]): Registered(node.name, node.hosted)
         for node in settings.nodes
@@ -81,7 +81,7 @@ def registered(settings: ServerSettings) -> Nodes:
 
 def members(settings: ServerSettings) -> list[Member]:
     """The nodes of a federation, in the order of their first client ids."""
-    known, there = _known(settings), _statuses(settings)
+    known, there = _read_members(settings), _statuses(settings)
     return [
         Member(
             node.name,
@@ -94,9 +94,9 @@ def members(settings: ServerSettings) -> list[Member]:
     ]
 
 
-def unregistered(settings: ServerSettings) -> list[NodeEntry]:
+def unknown_nodes(settings: ServerSettings) -> list[NodeEntry]:
     """The nodes whose keys, as they are in the files, the link does not know."""
-    known, there = _known(settings), _statuses(settings)
+    known, there = _read_members(settings), _statuses(settings)
     return [
         node
         for node in settings.nodes
@@ -109,12 +109,12 @@ def unregistered(settings: ServerSettings) -> list[NodeEntry]:
 
 
 def _statuses(settings: ServerSettings) -> dict[str, str]:
-    with connected(settings) as link:
+    with connect(settings) as link:
         return link.statuses()
 
 
 @contextmanager
-def connected(settings: ServerSettings) -> "Iterator[ControlClient]":
+def connect(settings: ServerSettings) -> "Iterator[ControlClient]":
     """One connection to the link, for as many calls as are needed."""
     os.environ.update(SILENCE)
     # Here and not above: only a process that connects imports Flower.
@@ -124,7 +124,7 @@ def connected(settings: ServerSettings) -> "Iterator[ControlClient]":
         yield link
 
 
-def _known(settings: ServerSettings) -> dict[str, Any]:
+def _read_members(settings: ServerSettings) -> dict[str, Any]:
     path = settings.folder / "members.json"
     return run_folder.read_json(path) if path.exists() else {}
 

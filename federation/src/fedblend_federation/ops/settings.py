@@ -87,7 +87,7 @@ def _node_name(text: str) -> str:
     return text
 
 
-def _anchored(text: str, info: ValidationInfo) -> Path:
+def _anchor(text: str, info: ValidationInfo) -> Path:
     assert info.context is not None
     return (info.context["folder"] / text).absolute()
 
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     Place = Path
     Reached = Address
 else:
-    Place = Annotated[str, StringConstraints(min_length=1), AfterValidator(_anchored)]
+    Place = Annotated[str, StringConstraints(min_length=1), AfterValidator(_anchor)]
     """A path, relative to the file in which it stands."""
     Reached = Annotated[str, AfterValidator(_address)]
 
@@ -245,14 +245,14 @@ class NodeSettings(_Clients):
             client: ClientSettings(
                 client,
                 self.folder / f"client-{client}",
-                _of_client(self.policy, client),
+                _client_path(self.policy, client),
                 self.data.model_copy(
-                    update={"file": _of_client(self.data.file, client)}
+                    update={"file": _client_path(self.data.file, client)}
                 ),
                 self.folder,
                 len(self.hosted),
                 self.roster,
-                self.secure_key and _of_client(self.secure_key, client),
+                self.secure_key and _client_path(self.secure_key, client),
                 self.bases,
             )
             for client in self.hosted
@@ -264,11 +264,11 @@ class NodeSettings(_Clients):
         return self.flower or self.folder
 
 
-def _of_client(path: Path, client: int) -> Path:
+def _client_path(path: Path, client: int) -> Path:
     return Path(str(path).replace(CLIENT, str(client)))
 
 
-def listed(clients: Sequence[int]) -> str:
+def name_clients(clients: Sequence[int]) -> str:
     """The clients of a node in a few words: "client 3", "clients 0 to 62"."""
     if len(clients) == 1:
         return f"client {clients[0]}"
@@ -290,7 +290,9 @@ def client_at(path: Path, client: int | None) -> ClientSettings:
         (client,) = known
     if client not in known:
         named = "which one" if client is None else str(client)
-        raise RunError(f"--client: {named}? This node hosts {listed(node.hosted)}")
+        raise RunError(
+            f"--client: {named}? This node hosts {name_clients(node.hosted)}"
+        )
     return known[client]
 
 
@@ -303,23 +305,23 @@ def load_as(kind: type[Kind], path: Path) -> Kind:
     Raises:
         ConfigError: one line with the file, the key, its value and what is allowed.
     """
-    return _validated(kind, toml.read(path), path)
+    return _validate(kind, toml.read(path), path)
 
 
 def parse_as(kind: type[Kind], data: bytes, path: Path) -> Kind:
     """The bytes of a file as a table of that kind; as ``load_as``."""
-    return _validated(kind, toml.parse(data, str(path)), path)
+    return _validate(kind, toml.parse(data, str(path)), path)
 
 
 def load(path: Path) -> ServerSettings | NodeSettings:
     """Either of the two; only a server has ``link``."""
     content = toml.read(path)
-    return _validated(
+    return _validate(
         ServerSettings if "link" in content else NodeSettings, content, path
     )
 
 
-def _validated(kind: type[Kind], content: dict[str, Any], path: Path) -> Kind:
+def _validate(kind: type[Kind], content: dict[str, Any], path: Path) -> Kind:
     try:
         return kind.model_validate(content, context={"folder": path.parent})
     except ValidationError as error:

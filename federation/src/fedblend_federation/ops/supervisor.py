@@ -127,7 +127,7 @@ def serve_carrier(
     else:
         forward = worker.Handler(partial(worker.request, settings.worker_socket))
         handler, note = lambda: forward, Audit(folder / "audit.jsonl").note
-    with processes.interrupted_by_sigterm():
+    with processes.interrupt_on_sigterm():
         try:
             Carrier(fleet, folder, handler, note, log).run()
         except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def _keep(
     """Run programs until interrupted; each is restarted when it ends."""
     running: dict[str, subprocess.Popen] = {}
     due = dict.fromkeys(programs, 0.0)
-    with processes.interrupted_by_sigterm():
+    with processes.interrupt_on_sigterm():
         try:
             while True:
                 for name, (command, folder) in programs.items():
@@ -182,7 +182,7 @@ def serve_worker(path: Path, group: str | None = None) -> None:
             f"give {path} a socket in another folder"
         )
     members = None if group is None else _group(group)
-    with processes.interrupted_by_sigterm():
+    with processes.interrupt_on_sigterm():
         try:
             worker.serve(socket, answering(settings).handler, group=members)
         except KeyboardInterrupt:

@@ -34,7 +34,7 @@ from fedblend.trees import precision
 from fedblend_federation.client.build import (
     EXPERIMENTS,
     SharedBuilds,
-    prepared,
+    prepare,
     rows_of,
 )
 from fedblend_federation.client.executor import Executor
@@ -87,13 +87,13 @@ class Admission:
             return Permissions(
                 describe=partial(_raise, error),
                 executor=partial(_raise, error),
-                disclosed=lambda measured, counts: {},
+                disclose=lambda measured, counts: {},
                 max_bytes=Limits().message_bytes,
             )
         return Permissions(
             describe=partial(self._describe, policy),
             executor=partial(self._admit, policy),
-            disclosed=policy.disclosed,
+            disclose=policy.disclose,
             max_bytes=policy.limits.message_bytes,
             allowance=policy.allowance,
             limits=policy.limits,
@@ -102,7 +102,7 @@ class Admission:
             secure=partial(self._secure, policy),
         )
 
-    def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> "Contract":
+    def _read_contract(self, policy: Policy, fields: Mapping[str, Any]) -> "Contract":
         """The contract of the configuration in a message, if the policy allows it."""
         with _refusing():
             text = fields.get("config")
@@ -135,7 +135,7 @@ class Admission:
 
     def _describe(self, policy: Policy, fields: Mapping[str, Any]) -> dict[str, Any]:
         """What the server may know of this node's rows."""
-        contract = self._allowed(policy, fields)
+        contract = self._read_contract(policy, fields)
         config = contract.config
         with precision(config.run.precision), _refusing():
             splits = self._rows(policy, contract)
@@ -172,7 +172,7 @@ class Admission:
 
     def _admit(self, policy: Policy, terms: Mapping[str, Any]) -> Executor:
         """What computes an experiment under these terms, if the policy allows it."""
-        contract = self._allowed(policy, terms)
+        contract = self._read_contract(policy, terms)
         if terms.get("constants") and not policy.discloses_constants:
             raise Refusal(
                 "policy accept.discloses: this experiment began with constants of this "
@@ -198,7 +198,7 @@ class Admission:
         contract = self._parse(terms["config"])
         with precision(contract.config.run.precision), _refusing():
             splits = self._rows(policy, contract)
-            setup = prepared(self.settings, policy, contract, terms, splits)
+            setup = prepare(self.settings, policy, contract, terms, splits)
             alike = not terms.get("constants")  # those are of this client alone
             return Executor(self._shared.common(text, agreed, setup, alike))
 
@@ -241,7 +241,7 @@ MISFITS = 20
 """Different descriptions that may fail to fit before nobody looks any more."""
 
 
-def asked(contract: Contract) -> dict[str, Any]:
+def agreement_of(contract: Contract) -> dict[str, Any]:
     """What an experiment asks of the rows; JSON."""
     task, data = contract.task, contract.nodes
     return {
@@ -294,7 +294,7 @@ def agree(folder: Path, contract: Contract, means: str | None = None) -> None:
         contract: of the experiment.
         means: a hash of the statistics that the node is about to send.
     """
-    first, wanted = read_agreement(folder), asked(contract)
+    first, wanted = read_agreement(folder), agreement_of(contract)
     settled = wanted
     if first is not None:
         settled = first | {
@@ -320,7 +320,7 @@ def check_rows(
     if contract.nodes.raw is not None and data.file.suffix not in FILES:
         raise DataError(f"{data.file}: data.raw needs a table, {' or '.join(FILES)}")
     if "labels" not in policy.changes and first is not None:
-        wanted, known = asked(contract)["rows"], first["rows"]
+        wanted, known = agreement_of(contract)["rows"], first["rows"]
         for key in ("kind", "outputs", "labels"):
             if wanted[key] != known[key]:
                 raise DataError(
@@ -330,7 +330,7 @@ def check_rows(
     if policy.columns == "any" or not task.columns:
         return
     if contract.nodes.raw is not None and first is not None:
-        wanted, before = asked(contract)["rows"]["raw"], first["rows"].get("raw")
+        wanted, before = agreement_of(contract)["rows"]["raw"], first["rows"].get("raw")
         if before is not None and wanted != before:
             raise DataError(
                 "policy rows.columns: data.raw is not as in the first experiment; "
@@ -366,7 +366,7 @@ def split_refusal(
     """Why another split than the first one is refused, in one line, or None."""
     if "split" in policy.changes or first is None:
         return None
-    wanted = asked(contract)
+    wanted = agreement_of(contract)
     known = first["split"] | first["parts"]
     for key, value in (wanted["split"] | wanted["parts"]).items():
         if key in known and known[key] != value:
@@ -382,7 +382,7 @@ def counting_misfits(folder: Path, contract: Contract) -> Iterator[None]:
     Raises:
         DataError: the rows do not fit, or nobody looked whether they do.
     """
-    wanted, ledger = asked(contract)["rows"], read_ledger(folder)
+    wanted, ledger = agreement_of(contract)["rows"], read_ledger(folder)
     text = json.dumps(wanted, sort_keys=True).encode()
     digest = hashlib.sha256(text).hexdigest()[:16]
     known, first = digest in ledger.misfits, read_agreement(folder)

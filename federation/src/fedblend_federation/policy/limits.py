@@ -103,7 +103,7 @@ def activations(contract: Contract, capacities: Mapping[str, int]) -> float:
     """
     works = [work.rows() for _, work in _works(contract.config.algorithm, "algorithm")]
     train = max(rows or capacities["train"] for rows in works or [None])
-    return float(max(2 * train, *capacities.values()) * contract.kept_bytes)
+    return float(max(2 * train, *capacities.values()) * contract.activation_bytes)
 
 
 def too_small(accept: Accept, config: Config) -> str | None:
@@ -113,7 +113,7 @@ def too_small(accept: Accept, config: Config) -> str | None:
         size = work.rows()
         if size is not None and size < least:
             return refusal_line(
-                "accept.min_batch_rows", f"{where}.batch_size", size, _at_least(least)
+                "accept.min_batch_rows", f"{where}.batch_size", size, _minimum(least)
             )
         if size is None or work.steps is None:
             continue
@@ -125,7 +125,7 @@ def too_small(accept: Accept, config: Config) -> str | None:
                 "accept.fewest_rows",
                 f"{where}.steps times batch_size",
                 fewest * size,
-                _at_least(whole),
+                _minimum(whole),
             )
     return None
 
@@ -145,7 +145,7 @@ def too_few_values(
     if not any(0 < round(share * rows) < least for share in present):
         return None
     where = "rows with a value in a column of data.raw"
-    return refusal_line("accept.min_batch_rows", where, "fewer", _at_least(least))
+    return refusal_line("accept.min_batch_rows", where, "fewer", _minimum(least))
 
 
 def too_small_for(accept: Accept, contract: Contract, rows: int) -> str | None:
@@ -160,7 +160,7 @@ def too_small_for(accept: Accept, contract: Contract, rows: int) -> str | None:
         least = max(least, parameters(contract))
         where = "training rows for second derivatives"
     if rows < least:
-        return refusal_line("accept.fewest_rows", where, "fewer", _at_least(least))
+        return refusal_line("accept.fewest_rows", where, "fewer", _minimum(least))
     left = rows
     for where, fraction in _parts(config.algorithm, "algorithm"):
         held = floor(fraction * rows)
@@ -182,7 +182,7 @@ def too_small_for(accept: Accept, contract: Contract, rows: int) -> str | None:
                     "accept.min_batch_rows",
                     f"{where}.batch_size: the last batch of an epoch",
                     last,
-                    _at_least(accept.min_batch_rows),
+                    _minimum(accept.min_batch_rows),
                 )
     return None
 
@@ -272,5 +272,5 @@ def _largest(value: Any) -> int:
     return max([1, *(number for number in several if type(number) is int)])
 
 
-def _at_least(number: int) -> str:
+def _minimum(number: int) -> str:
     return f"at least {number}"

@@ -99,7 +99,7 @@ GONE = {
 """Keys of earlier versions, and what to write in their place."""
 
 
-def _known(name: str) -> str:
+def _check_name(name: str) -> str:
     if name not in ALGORITHMS:
         raise PydanticCustomError(
             "range",
@@ -125,7 +125,7 @@ class Accept(Table):
     """
 
     algorithms: (
-        Literal["any", "updates"] | list[Annotated[str, AfterValidator(_known)]]
+        Literal["any", "updates"] | list[Annotated[str, AfterValidator(_check_name)]]
     ) = "updates"
     imports: list[Word] = Field(default=[])
     discloses: list[Disclosed] = Field(default=[])
@@ -341,7 +341,7 @@ class Policy(Table):
         """Whether means of columns are sent; clipping does not bound them."""
         return "statistics" in self.accept.discloses and self.protect.clip is None
 
-    def disclosed(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
+    def disclose(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
         """The measures of test rows that may be sent, with noise, rounded.
 
         Args:
@@ -352,17 +352,15 @@ class Policy(Table):
         if rows < max(self.accept.fewest_rows, 1):
             return {}
         shown = {
-            model: self._shown(measured, rows)
+            model: self._round(measured, rows)
             for model, measured in values.get("test", {}).items()
         }
         sent = {model: measured for model, measured in shown.items() if measured}
         return {"test": sent} if sent else {}
 
-    def _shown(self, measured: Mapping[str, float], rows: int) -> dict[str, float]:
+    def _round(self, measured: Mapping[str, float], rows: int) -> dict[str, float]:
         return {
-            name: round(
-                self._perturbed(facts, float(value), rows), self.metrics.round_to
-            )
+            name: round(self._perturb(facts, float(value), rows), self.metrics.round_to)
             for name, value in measured.items()
             if (facts := SENT.get(name.partition("@")[0])) and self._sends(name, facts)
             # A value decides this only where no noise is promised.
@@ -374,7 +372,7 @@ class Policy(Table):
         noisy = facts.mean_of_rows or not self.metrics.noise
         return allows(self.metrics.names, name) and noisy
 
-    def _perturbed(self, facts: Metric, value: float, rows: int) -> float:
+    def _perturb(self, facts: Metric, value: float, rows: int) -> float:
         """A mean over rows with noise, in units of how far one row can move it.
 
         A value that is not finite counts as the worst one, and is not left out: its
@@ -396,13 +394,13 @@ def load_policy(path: Path) -> Policy:
         ConfigError: one line with the file, the key, its value and what is allowed.
     """
     try:
-        return _parsed(path.read_bytes(), path)
+        return _parse(path.read_bytes(), path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
 @lru_cache(maxsize=16)
-def _parsed(data: bytes, path: Path) -> Policy:
+def _parse(data: bytes, path: Path) -> Policy:
     content = parse(data, str(path))
     for key, instead in GONE.items():
         table, _, name = key.partition(".")
@@ -444,7 +442,7 @@ class Permissions(NamedTuple):
     """From the fields of a message to the node's description, or a ``Refusal``."""
     executor: Callable[[Mapping[str, Any]], Executor]
     """From the terms of an experiment to what computes it, or a ``Refusal``."""
-    disclosed: Callable[[Measured, dict[str, int]], Measured]
+    disclose: Callable[[Measured, dict[str, int]], Measured]
     """Those of the measures that may leave the node; also given the rows of a split."""
     max_bytes: int | None = None
     """Of a message; a longer one is not read."""

@@ -84,9 +84,9 @@ def enroll(job: Job) -> bytes:
 
     States of one enrollment are not for rounds of another one.
     """
-    _up_shapes(job)
+    _check_summable(job)
     with suppress(FileNotFoundError):
-        if state.enrolled_by(job.place) != job.digest:
+        if state.enrollment_digest(job.place) != job.digest:
             raise Refusal(
                 "message: this node was enrolled in this experiment with other terms, "
                 "or other first parameters"
@@ -96,13 +96,13 @@ def enroll(job: Job) -> bytes:
 
 def share(job: Job) -> bytes:
     """Shares of this node's secrets of an attempt, for its holders."""
-    told, payload = _shared(job)
+    told, payload = _share_secrets(job)
     number = job.request.fields["attempt"]
-    audit = job.done("shared", round=job.request.round, attempt=number)
+    audit = job.record("shared", round=job.request.round, attempt=number)
     return encode(job.request.reply(**told, audit=audit), payload)
 
 
-def _shared(job: Job) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _share_secrets(job: Job) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Words and numbers with which a node shares in the attempt of a request."""
     attempt = _attempt(job)
     refuse_opened(job)
@@ -120,9 +120,9 @@ def join(job: Job) -> bytes:
 
     def values() -> np.ndarray:
         own, _ = payload_of(kept, (job.executor.join, ()))
-        return flatten.as_vector(own)
+        return flatten.flatten(own)
 
-    return _masked(job, "", "", kept.digest, values)
+    return _mask_answer(job, "", "", kept.digest, values)
 
 
 def train(job: Job) -> bytes:
@@ -135,18 +135,18 @@ def train(job: Job) -> bytes:
         attempt = f"{plain.experiment} {plain.round}"
     name = f"{broadcast} from {plain.base} in {attempt}"
     digest = hashlib.sha256(name.encode()).hexdigest()
-    executor = job.executor.for_request(digest)
+    executor = job.executor.request_executor(digest)
     # The state of the round keeps its story.
     kept = f"{digest} {broadcast}"
     own = job._replace(request=plain, digest=kept, executor=executor)
 
     def values() -> np.ndarray:
-        _, (up, _) = answers.trained(own)
-        down = answers.received(executor, plain, executor.message)
+        _, (up, _) = answers.compute_update(own)
+        down = answers.read_payload(executor, plain, executor.message)
         return flatten.Summand(executor.setup.algorithm, up, down).vector(up, down)
 
     source = f"{digest} {answers.protection_of(own)}"
-    return _masked(job, broadcast, model if plain.arrays else "", source, values)
+    return _mask_answer(job, broadcast, model if plain.arrays else "", source, values)
 
 
 def unmask(job: Job) -> bytes:
@@ -154,13 +154,13 @@ def unmask(job: Job) -> bytes:
     experiment, round = job.request.experiment, job.request.round
     record = kept_files.read(job.place, "opened", round)
     if record is None or record.about["digest"] != job.digest:
-        record = _opened(job)
+        record = _open_sum(job)
     job.ledger.enter_sum(experiment, round, *record.about["sum"])
     job.ledger.write(job.place.parent)
     return record.data
 
 
-def _opened(job: Job) -> kept_files.Record:
+def _open_sum(job: Job) -> kept_files.Record:
     """Open a sum; what the node gives is on disk."""
     attempt, place, round = _attempt(job), job.place, job.request.round
     refuse_opened(job)
@@ -176,7 +176,7 @@ def _opened(job: Job) -> kept_files.Record:
     boxes = _boxes(job, attempt, view)
     found = _party(job, attempt).open(view, answered, boxes)
     about = {"round": round, "clients": len(answered), "attempt": attempt.digest.hex()}
-    audit = job.done("opened", **about)
+    audit = job.record("opened", **about)
     payload = {
         "tokens": _table(found.tokens),
         "key_shares": _table(found.key_shares),
@@ -199,7 +199,7 @@ def _share_for_next(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     request = job.request._replace(round=job.request.round + 1, fields=asked)
     try:
-        told, payload = _shared(job._replace(request=request))
+        told, payload = _share_secrets(job._replace(request=request))
     except (Refusal, SecureError):
         return {}, {}
     return {"next": told}, {"next": payload}
@@ -216,7 +216,7 @@ ANSWERS = {
 """By the kind of the message, in an experiment whose sums are secure."""
 
 
-def _masked(
+def _mask_answer(
     job: Job, broadcast: str, model: str, source: str, values: Callable[[], np.ndarray]
 ) -> bytes:
     """One masked answer in an attempt; what it was is on disk before it leaves.
@@ -252,7 +252,7 @@ def _masked(
     least, sharing = _means(job).least, list(view.nonces)
     refuse_near(job, least, *summed, sharing)
     # Before it is settled whose sum this is: who spoils boxes can be left out.
-    damaged = _party(job, attempt).damaged(_boxes(job, attempt, view))
+    damaged = _party(job, attempt).find_damaged(_boxes(job, attempt, view))
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
     elif again:
@@ -274,13 +274,13 @@ def _masked(
         kept_files.write(place, "masked", round, about, kept.tobytes())
     encoding, zeros = attempt.fixed_point, not np.isfinite(own).all()
     own = np.zeros_like(own) if zeros else own
-    clipped = encoding.clipped(own, weight)
+    clipped = encoding.count_clipped(own, weight)
     shrunk = clipped > MOST_CLIPPED * own.size
     if shrunk:
         own = own * (encoding.clip / np.abs(own * weight).max())
     # The server gets the hash of this line, and must not find the line by trying.
     about = {"clipped": clipped, "shrunk": shrunk, "zeros": zeros}
-    audit = job.done("masked", round=round, **about, salt=secrets.token_hex(16))
+    audit = job.record("masked", round=round, **about, salt=secrets.token_hex(16))
     sent = _party(job, attempt).mask(encoding.encode(own, weight), view)
     head = job.request.reply(audit=audit, damaged=damaged, **job.told)
     return encode(head, {"masked": sent})
@@ -373,7 +373,7 @@ def _attempt(job: Job) -> Attempt:
     _check_collusion(means, members, client)
     fixed_point = FixedPoint(means.bits, means.clip, len(members))
     own = {member: means.roster[member] for member in members}
-    terms, request = state.enrolled_by(job.place), job.request
+    terms, request = state.enrollment_digest(job.place), job.request
     return Attempt(request.experiment, request.round, number, own, fixed_point, terms)
 
 
@@ -381,7 +381,7 @@ def _weights(job: Job) -> str:
     return _means(job).weights or job.executor.setup.algorithm.needs.weights
 
 
-def _up_shapes(job: Job) -> Any:
+def _check_summable(job: Job) -> Any:
     """Shapes of the client's answer, if answers of this algorithm can be summed."""
     executor = job.executor
     up, _ = jax.eval_shape(executor.update, executor.message, executor.state)

@@ -67,7 +67,7 @@ class FixedPoint(NamedTuple):
         signed = total.view(np.int32 if self.bits == 32 else np.int64)
         return signed.astype(np.float64) * 2.0**-self.fraction_bits
 
-    def clipped(self, values: np.ndarray, weight: float) -> int:
+    def count_clipped(self, values: np.ndarray, weight: float) -> int:
         """How many of a client's numbers are clipped, or no numbers."""
         return values.size - int((np.abs(values * weight) <= self.clip).sum())
 
@@ -126,12 +126,12 @@ def refusal(
 def _read_of_sender(algorithm: Algorithm, up: PyTree, down: PyTree) -> list[str]:
     """The fields of ``OF_SENDER`` on which a decoded answer depends."""
 
-    def decoded(key, id, up, down):
+    def decode(key, id, up, down):
         return algorithm.wire.decode(up, Sender(id, key, down))
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     id = jax.ShapeDtypeStruct((), jnp.int32)
-    program = jax.make_jaxpr(decoded)(key, id, up, down).jaxpr
+    program = jax.make_jaxpr(decode)(key, id, up, down).jaxpr
     _, used = dce_jaxpr(program, [True] * len(program.outvars))
     return [field for field, read in zip(OF_SENDER, used, strict=False) if read]
 
@@ -161,23 +161,23 @@ class Summand:
 
     def vector(self, up: PyTree, down: PyTree) -> np.ndarray:
         """The numbers of one answer to this message."""
-        return as_vector(traveling(up) if self.as_sent else self._decode(up, down))
+        return flatten(traveling(up) if self.as_sent else self._decode(up, down))
 
     def total(self, vector: np.ndarray, down: PyTree) -> PyTree:
         """The sum of decoded answers to this message, from the sum of their numbers."""
         if not self.as_sent:
-            return as_tree_like(vector, self.decoded)
-        sums = as_tree_like(vector, self.up)
+            return unflatten(vector, self.decoded)
+        sums = unflatten(vector, self.up)
         return self._decode(complete_message(name_leaves(sums), self.up), down)
 
 
-def as_vector(tree: PyTree) -> np.ndarray:
+def flatten(tree: PyTree) -> np.ndarray:
     """All numbers of a tree, as float64."""
     leaves = [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)]
     return np.concatenate(leaves) if leaves else np.zeros(0)
 
 
-def as_tree_like(vector: np.ndarray, shapes: PyTree) -> PyTree:
+def unflatten(vector: np.ndarray, shapes: PyTree) -> PyTree:
     """The numbers in a tree of these shapes, in float32 at least."""
     leaves, structure = jax.tree.flatten(shapes)
     edges = np.cumsum([0, *(leaf.size for leaf in leaves)])

@@ -23,13 +23,13 @@ from fedblend.core import PyTree
 from fedblend.errors import ConfigError
 from fedblend.simulation.aggregators import RunningSum
 from fedblend.simulation.communication import Sizes
-from fedblend_federation.message import ENROLLED, UNKNOWN, Message, with_digest
+from fedblend_federation.message import ENROLLED, UNKNOWN, Message, add_digest
 from fedblend_federation.secure import masks
 from fedblend_federation.secure.flatten import (
     FixedPoint,
     Summand,
-    as_tree_like,
     refusal,
+    unflatten,
 )
 from fedblend_federation.secure.masks import KEY_BYTES, OVERHEAD, SecureError
 from fedblend_federation.secure.session import (
@@ -166,16 +166,16 @@ class SecureSum:
     def _begin(self, requests: Mapping[int, tuple[Message, PyTree]]) -> None:
         """Go on with an attempt, or begin one, whose members have these requests."""
         self.requests = requests
-        self.progress = self._begun(sorted(requests))
+        self.progress = self._load_progress(sorted(requests))
         members, number = self.progress.members, self.progress.number
         seed = graph_seed(self.summing.experiment, self.round, number, members)
         self.graph = graph_of(members, seed)
         self.fields = {"attempt": number, "members": members}
 
-    def _begun(self, members: list[int]) -> Progress:
+    def _load_progress(self, members: list[int]) -> Progress:
         """The attempt that is under way, or a new one, which is on disk."""
         before = read_progress(self.summing.folder, self.round)
-        progress = Progress(members, told=self._told())
+        progress = Progress(members, told=self._hash_messages())
         if before is not None:
             same = before.members == members and before.stage != OVER
             if same or before.stage == OPEN:
@@ -184,7 +184,7 @@ class SecureSum:
         write_progress(self.summing.folder, self.round, progress)
         return progress
 
-    def _told(self) -> list[str]:
+    def _hash_messages(self) -> list[str]:
         """Hashes of the messages of all rounds, which are the same for all clients."""
         head, payload = next(iter(self.requests.values()))
         if head.kind == "join":
@@ -192,7 +192,7 @@ class SecureSum:
         before = read_progress(self.summing.folder, self.round - 1)
         same = head._replace(fields={}, round=UNKNOWN, base=UNKNOWN)
         earlier = before.told if before is not None else []
-        return [*earlier, with_digest(same, payload).digest]
+        return [*earlier, add_digest(same, payload).digest]
 
     def _share(self, least: int) -> Replies:
         """Ask all members to share, and write who did."""
@@ -204,7 +204,7 @@ class SecureSum:
         }
 
         def accept(reply: Message) -> tuple[Any, ...]:
-            return _shared(reply, "", self.graph)
+            return _read_shares(reply, "", self.graph)
 
         replies = self._exchange(heads, accept, least - len(early))
         replies.accepted.update(early)
@@ -243,7 +243,7 @@ class SecureSum:
         }
 
         def accept(reply: Message) -> list[int]:
-            damaged = _damaged(reply, view.nonces)
+            damaged = _read_damaged(reply, view.nonces)
             np.add(total, _array(reply, "masked", total.shape, total.dtype), out=total)
             return damaged
 
@@ -254,7 +254,7 @@ class SecureSum:
             fields = {**self.fields, **told, "missed": missed, "boxes": boxes[client]}
             heads[client] = (head._replace(fields=fields), payload)
         replies = self._exchange(heads, accept, least)
-        complaints = self._noted(replies.accepted)
+        complaints = self._note_damaged(replies.accepted)
         spoiled = left_out(self.graph, replies.accepted, complaints)
         for client in spoiled:
             replies.accepted.pop(client, None)
@@ -292,14 +292,14 @@ class SecureSum:
             others = len(graph.neighbors(reply.client, answered))
             if later is not None and reply.client in later.holders:
                 with suppress(Rejected):
-                    early[reply.client] = _shared(reply, "next", later)
+                    early[reply.client] = _read_shares(reply, "next", later)
             held = 1 + len(graph.neighbors(reply.client, progress.nonces))
             return Opened(
                 _rows(_array(reply, "tokens", (others, KEY_BYTES))),
                 _rows(_array(reply, "key_shares", (others, KEY_SHARE_BYTES))),
                 _array(reply, "own", (size,)).tobytes(),
                 _array(reply, "box", (held * size + OVERHEAD,)).tobytes(),
-                _damaged(reply, progress.nonces),
+                _read_damaged(reply, progress.nonces),
             )
 
         boxes, same = self._boxes(), {"answered": answered, **more}
@@ -308,7 +308,7 @@ class SecureSum:
             for client in answered
         }
         replies = self._exchange(heads, accept, least_of(len(progress.members)))
-        self._noted({c: one.damaged for c, one in replies.accepted.items()})
+        self._note_damaged({c: one.damaged for c, one in replies.accepted.items()})
         return replies
 
     def _boxes(self) -> dict[int, list[str]]:
@@ -321,7 +321,9 @@ class SecureSum:
                 found[holder].append(base64.b64encode(box.tobytes()).decode())
         return found
 
-    def _noted(self, damaged: Mapping[int, Sequence[int]]) -> set[tuple[int, int]]:
+    def _note_damaged(
+        self, damaged: Mapping[int, Sequence[int]]
+    ) -> set[tuple[int, int]]:
         """Pairs of a client and a holder for whom its box does not open; noted."""
         found = {(owner, holder) for holder, some in damaged.items() for owner in some}
         for owner in sorted({owner for owner, _ in found}):
@@ -366,7 +368,7 @@ class SecureSum:
         write_progress(self.summing.folder, self.round, self.progress)
 
 
-def _damaged(reply: Message, known: Collection[int]) -> list[int]:
+def _read_damaged(reply: Message, known: Collection[int]) -> list[int]:
     """The clients whose boxes do not open, as a holder says."""
     try:
         return some_of(reply.fields.get("damaged"), known, "sharers")
@@ -389,7 +391,7 @@ def _outcome(
     return result
 
 
-def _shared(reply: Message, key: str, graph: Graph) -> tuple[Any, ...]:
+def _read_shares(reply: Message, key: str, graph: Graph) -> tuple[Any, ...]:
     """What a client shared: digest of the attempt, nonce, demand, boxes and seeds.
 
     Args:
@@ -465,7 +467,7 @@ class SecureCollector:
         head = Message("join", server.setup.experiment, UNKNOWN, ENROLLED)
         requests = {client: (head._replace(client=client), ()) for client in active}
         summed = self._sum("enrollment", requests, self._join_size, len(active))
-        total = as_tree_like(self._values(summed), server.shapes.join)
+        total = unflatten(self._values(summed), server.shapes.join)
         return self._running("joins", total, summed)
 
     def updates(

@@ -163,18 +163,18 @@ def degree_and_threshold(nodes: int) -> tuple[int, int]:
     others, threshold = nodes - 1, 2
     for degree in range(2, others, 2):
         # A threshold that was too small for fewer holders is too small for more.
-        while _at_least(others, colluding, degree, 2 * threshold - degree - 1) > (
+        while _tail(others, colluding, degree, 2 * threshold - degree - 1) > (
             UNSAFE / nodes
         ):
             threshold += 1
         # The node itself is one of its holders that are left.
-        enough = _at_least(others, left - 1, degree, threshold - 1)
+        enough = _tail(others, left - 1, degree, threshold - 1)
         if threshold <= degree and 1 - enough <= LOST / nodes:
             return degree, threshold
     return complete
 
 
-def _at_least(all: int, marked: int, drawn: int, least: int) -> float:
+def _tail(all: int, marked: int, drawn: int, least: int) -> float:
     """The probability that so many of some that are drawn are marked, or more."""
     if least <= 0:
         return 1.0
@@ -352,7 +352,7 @@ class Party:
         others = graph.neighbors(self.client, holders)
         boxes = [
             seal(
-                self._with(other, "shares", self.client, other),
+                self._pair_key(other, "shares", self.client, other),
                 selves[other + 1] + envelopes[other + 1],
             )
             for other in others
@@ -382,9 +382,9 @@ class Party:
         """
         own, graph, size = self.client, self.attempt.graph, masks.SHARE_BYTES
         found = {own: self._shares("self")[own + 1]}
-        damaged = self.damaged(boxes)
+        damaged = self.find_damaged(boxes)
         for other in graph.neighbors(own, view.nonces):
-            both = bytes(2 * size) if other in damaged else self._held(other, boxes)
+            both = bytes(2 * size) if other in damaged else self._read_box(other, boxes)
             found[other] = both[:size] if other in answered else both[size:]
         agreed = token_view(view.digest(self.attempt.digest), answered)
         key = derive(self._secret, "answer", agreed)
@@ -403,19 +403,19 @@ class Party:
             damaged=damaged,
         )
 
-    def damaged(self, boxes: Mapping[int, bytes]) -> list[int]:
+    def find_damaged(self, boxes: Mapping[int, bytes]) -> list[int]:
         """The clients whose boxes with shares for this node do not open."""
         found = []
         for other in sorted(boxes):
             try:
-                self._held(other, boxes)
+                self._read_box(other, boxes)
             except SecureError:
                 found.append(other)
         return found
 
-    def _held(self, other: int, boxes: Mapping[int, bytes]) -> bytes:
+    def _read_box(self, other: int, boxes: Mapping[int, bytes]) -> bytes:
         """The shares that another node has for this one: of b_j, then of e_j."""
-        both = opened(self._with(other, "shares", other, self.client), boxes[other])
+        both = opened(self._pair_key(other, "shares", other, self.client), boxes[other])
         if len(both) != 2 * masks.SHARE_BYTES:
             raise SecureError("a box of another node has no two shares")
         return both
@@ -431,14 +431,14 @@ class Party:
 
     def _pair(self, other: int) -> bytes:
         """k_ij, the same for both nodes."""
-        return self._with(other, "pair")
+        return self._pair_key(other, "pair")
 
     def _token(self, agreed: bytes, giver: int, owner: int) -> bytes:
         """Opens the giver's share of the owner's key."""
         other = owner if giver == self.client else giver
-        return self._with(other, "token", agreed, giver, owner)
+        return self._pair_key(other, "token", agreed, giver, owner)
 
-    def _with(self, other: int, purpose: str, *about: bytes | int) -> bytes:
+    def _pair_key(self, other: int, purpose: str, *about: bytes | int) -> bytes:
         if other not in self._agreed:
             key = X25519PublicKey.from_public_bytes(self.attempt.keys[other])
             self._agreed[other] = self._private.exchange(key)

@@ -317,7 +317,7 @@ def enter_round(
     ups = {client: found[0] for client, found in replies.accepted.items()}
     downs = {client: down for client, (_, down) in requests.items()}
     up_bits, down_bits = (
-        np.array([_ragged_bits(sent.get(client)) for client in ids])
+        np.array([_count_ragged_bits(sent.get(client)) for client in ids])
         if has_ragged(shape)
         else None
         for shape, sent in ((shapes.up, ups), (shapes.message, downs))
@@ -325,7 +325,7 @@ def enter_round(
     return ledger.enter(members, np.array(status), up_bits, down_bits)
 
 
-def _ragged_bits(payload: PyTree | None) -> int:
+def _count_ragged_bits(payload: PyTree | None) -> int:
     bits = None if payload is None else ragged_bits(payload)
     return 0 if bits is None else int(bits)
 

@@ -140,7 +140,7 @@ class ServerCheckpoint:
         damage: list[str] = []
         for path in (self.path, self.previous):
             try:
-                saved = _opened(path, damage)
+                saved = _open(path, damage)
             except FileNotFoundError:
                 continue
             except (OSError, WireError) as error:
@@ -203,7 +203,7 @@ class Saved(NamedTuple):
         server.norm_history.norms = state["norms"]
 
 
-def _opened(path: Path, damage: list[str]) -> Saved:
+def _open(path: Path, damage: list[str]) -> Saved:
     arrays, metadata = unpack(path.read_bytes())
     version = metadata.get("fedblend")
     if version != str(VERSION):
@@ -242,7 +242,7 @@ class SavedCensus(NamedTuple):
     repeated: int = 0
     """Rounds that may count a second time, because newer checkpoints were damaged."""
 
-    def as_json(self) -> dict[str, Any]:
+    def plain_values(self) -> dict[str, Any]:
         """As plain values."""
         if self.census is None:
             return {"repeated": self.repeated}
@@ -260,7 +260,7 @@ class SavedCensus(NamedTuple):
         }
 
 
-def saved_census(saved: Saved | None) -> SavedCensus:
+def read_census(saved: Saved | None) -> SavedCensus:
     """The census in a checkpoint; none where there is no checkpoint.
 
     Raises:

@@ -27,7 +27,7 @@ from fedblend.theory.constants import Smoothness
 from fedblend_federation import message as messages
 from fedblend_federation.contract import Contract
 from fedblend_federation.message import UNKNOWN, Message, schema_hash
-from fedblend_federation.ops.settings import listed
+from fedblend_federation.ops.settings import name_clients
 from fedblend_federation.raw_tables import Statistics, statistics_in
 from fedblend_federation.server.settings import BelowQuorum, fraction_of
 from fedblend_federation.transport import Address, ClientReply, Timeouts, Transport
@@ -217,7 +217,7 @@ class Membership:
         return "; ".join(sorted(lines))
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether every node that is connected has joined, or was denied."""
         return all(
             self._hosted.get(address) or self.denied.get(address)
@@ -232,7 +232,9 @@ class Membership:
         if known is None:
             return "its key is not one of server.toml"
         if client not in known.clients:
-            return f"it says client {client}, its key is of {listed(known.clients)}"
+            return (
+                f"it says client {client}, its key is of {name_clients(known.clients)}"
+            )
         return None
 
 
@@ -362,7 +364,7 @@ class Descriptions:
             membership.reachable()
             membership.receive()
             waited, enough = time.monotonic() - started, len(self.found) >= least
-            if enough and waited > timeouts.absence and membership.settled:
+            if enough and waited > timeouts.absence and membership.is_settled:
                 break
             if waited > timeouts.deadline:
                 if enough:

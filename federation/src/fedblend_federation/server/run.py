@@ -27,8 +27,8 @@ from fedblend_federation.server.checkpoint import (
     Busy,
     ServerCheckpoint,
     identity,
+    read_census,
     read_nodes,
-    saved_census,
     write_progress,
 )
 from fedblend_federation.server.coordinator import Coordinator
@@ -129,7 +129,7 @@ def _run(
     saved = checkpoint.read()
     for reason in () if saved is None else saved.damage:
         note("checkpoint damaged", reason=reason)
-    known = saved_census(saved)
+    known = read_census(saved)
     nodes = read_nodes(place)
     descriptions = Descriptions(contract, known.census, nodes.retired)
     membership = Membership(
@@ -187,7 +187,7 @@ def _run(
     server = Coordinator(setup, membership, rules)
     if saved is not None:
         saved.restore(server)
-    about = known._replace(census=census).as_json()
+    about = known._replace(census=census).plain_values()
     again = place / ENROLL_AGAIN
     if again.exists():
         server.enroll_again(

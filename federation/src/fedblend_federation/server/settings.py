@@ -173,7 +173,7 @@ def rowless_engine(
         dropout=lost,
         reduction=reduction.name,
     ).rounds
-    weights = _believed(claimed, setup, rules)
+    weights = _limit_weights(claimed, setup, rules)
     capacity = federated_data.train.capacity
     settings = Settings(
         build=lambda hyper: algorithm,
@@ -201,7 +201,9 @@ def rowless_engine(
     return engine, weights
 
 
-def _believed(claimed: np.ndarray, setup: ServerSetup, rules: RoundRules) -> np.ndarray:
+def _limit_weights(
+    claimed: np.ndarray, setup: ServerSetup, rules: RoundRules
+) -> np.ndarray:
     """The clients' weights: none of absent clients, none far above the median.
 
     Nodes whose answers are summed unseen give themselves coarse ones.

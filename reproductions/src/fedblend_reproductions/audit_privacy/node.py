@@ -21,7 +21,7 @@ from fedblend.errors import ConfigError
 from fedblend.simulation.simulate import set_up
 from fedblend.theory.privacy import gaussian_epsilon
 from fedblend.trees import precision
-from fedblend_federation.client.build import protected
+from fedblend_federation.client.build import protect_setup
 from fedblend_federation.client.executor import ClientSetup
 from fedblend_federation.client.ledger import DELTA
 from fedblend_federation.policy.policy import Policy, Protect, Refusal
@@ -123,7 +123,7 @@ def _canaries(
     )
     key, shard = jax.random.key(seed), data.train.shard(0)
     try:
-        setup = protected(
+        setup = protect_setup(
             ClientSetup(0, canary, shapes.params, key, {}, {}, {}), protect
         )
         jax.eval_shape(setup.algorithm.enroll, shapes.params, shard, key)

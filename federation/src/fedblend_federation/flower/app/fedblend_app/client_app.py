@@ -8,10 +8,10 @@ from pathlib import Path
 from fedblend_federation.flower.records import client_app
 
 
-def _in_process(settings: Path) -> Callable[[bytes], bytes]:
+def _load_reply(settings: Path) -> Callable[[bytes], bytes]:
     from fedblend_federation.client.node import answering_at
 
     return answering_at(settings).reply
 
 
-app = client_app(_in_process)
+app = client_app(_load_reply)
