@@ -285,10 +285,10 @@ def read_payload(executor: Executor, request: Message, template: Any) -> Any:
     return _set_round(found, jnp.asarray(request.round, jnp.int32))
 
 
-def _set_round(received: Any, round: jax.Array | None) -> Any:
-    if hasattr(read_payload, "message"):
-        return read_payload._replace(message=read_payload.message._replace(round=round))
-    return read_payload._replace(round=round)
+def _set_round(sent: Any, round: jax.Array | None) -> Any:
+    if hasattr(sent, "message"):
+        return sent._replace(message=sent.message._replace(round=round))
+    return sent._replace(round=round)
 
 
 def _new_ask(executor: Executor, before: PyTree, after: PyTree) -> PyTree:
