@@ -197,12 +197,12 @@ import jax, jax.numpy as jnp, numpy as np
 from fedblend.simulation import devices
 from fedblend.transforms import noise
 
-drawn, alike, new_secret, local = [], [], noise.new_secret, devices.first_copy
+drawn, alike, draw, local = [], [], noise.RAND_bytes, devices.first_copy
 
 
-def counted():
+def counted(size):
     drawn.append(1)
-    return new_secret()
+    return draw(size)
 
 
 def compared(tree):
@@ -212,7 +212,7 @@ def compared(tree):
     return local(tree)
 
 
-noise.new_secret, devices.first_copy = counted, compared
+noise.RAND_bytes, devices.first_copy = counted, compared
 data, _ = fb.datasets.quadratics(clients=16, dim=3)
 work = fb.Work(0.1, steps=2, batch_size=None)
 plain = fb.fedavg(fb.datasets.quadratic_loss, work)

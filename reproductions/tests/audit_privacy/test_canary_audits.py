@@ -93,16 +93,16 @@ def half_the_noise(monkeypatch):
         monkeypatch.setattr(module, "add_on_grid", less)
     secret = noise.add_secret_noise
     monkeypatch.setattr(
-        noise, "add_secret_noise", lambda tree, std, key: secret(tree, std / 2, key)
+        noise, "add_secret_noise", lambda tree, std: secret(tree, std / 2)
     )
 
 
 def noise_of_the_first_leaf_only(monkeypatch):
     add = noise.add_secret_noise
 
-    def less(tree, std, secret):
+    def less(tree, std):
         leaves, structure = jax.tree.flatten(tree)
-        noisy = [add(leaves[0], std, secret), *leaves[1:]]
+        noisy = [add(leaves[0], std), *leaves[1:]]
         return jax.tree.unflatten(structure, noisy)
 
     monkeypatch.setattr(noise, "add_secret_noise", less)
