@@ -115,6 +115,11 @@ def value_at(row: Mapping[str, Any], *path: str) -> float:
     return float("nan") if value in ({}, None) else float(value)
 
 
+def mean_over_seeds(runs: Sequence[Mapping[str, Any]], *path: str) -> float:
+    """The mean of a number of every seed; NaN where a seed has none."""
+    return float(np.mean([value_at(run, *path) for run in runs]))
+
+
 def rounds_alone(alone: Mapping[str, Any] | None) -> str:
     """How long the clients trained alone, for a legend.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.report import measures, verdict
-from fedblend.report.measures import Row
+from fedblend.report.measures import Row, mean_over_seeds
 from fedblend.report.tables import human_bits
 
 COLORS = {"shared": "blue", "local": "yellow", "personal": "green"}
@@ -64,11 +64,6 @@ def show(rows: Sequence[Row], summary: dict[str, Any], console: Console) -> None
         console.print(f"privacy: {promise}", markup=False, soft_wrap=True)
 
 
-def _mean(summaries: Sequence[dict], *path: str) -> float:
-    """A number, mean over the seeds; NaN where a seed has none."""
-    return float(np.mean([measures.value_at(summary, *path) for summary in summaries]))
-
-
 def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
     """The models of a split, a line for each metric of each."""
     last = summaries[0]
@@ -86,7 +81,9 @@ def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
     for metric in measures.list_metrics([last], split):
         for model in (name for name in measures.MODELS if name in models):
             path = ("measures", split, model, metric)
-            cells = [f"{_mean(summaries, *path, field):.4f}" for field in COLUMNS]
+            cells = [
+                f"{mean_over_seeds(summaries, *path, field):.4f}" for field in COLUMNS
+            ]
             table.add_row(metric, Text(model, COLORS[model]), *cells)
         table.add_section()
     return table
@@ -100,7 +97,8 @@ def _server_lines(summaries: Sequence[dict]) -> list[str]:
     if not names:
         return []
     values = [
-        f"{name} {_mean(summaries, 'central', split, name):.4f}" for name in names
+        f"{name} {mean_over_seeds(summaries, 'central', split, name):.4f}"
+        for name in names
     ]
     rows = central[split]["rows"]
     return [f"the server's {rows} {split} rows: shared model {', '.join(values)}"]
@@ -125,19 +123,19 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
     if "bits" in summaries[0]:
         parts = []
         for link in ("up", "down"):
-            total = _mean(summaries, "bits", link)
-            each = _mean(summaries, "bits", f"{link}_per_client", "mean")
+            total = mean_over_seeds(summaries, "bits", link)
+            each = mean_over_seeds(summaries, "bits", f"{link}_per_client", "mean")
             parts.append(f"{link} {human_bits(total)} ({human_bits(each)} a client)")
         lines.append("sent: " + ", ".join(parts))
-    lost = {name: _mean(summaries, name) for name in ("dropped", "rejected")}
+    lost = {name: mean_over_seeds(summaries, name) for name in ("dropped", "rejected")}
     if any(number > 0 for number in lost.values()):
         lines.append(", ".join(f"{name}: {number:g}" for name, number in lost.items()))
     if "compile_seconds" in summaries[0]:
-        seconds = _mean(summaries, "seconds")
+        seconds = mean_over_seeds(summaries, "seconds")
         parts = {
-            "compiling": _mean(summaries, "compile_seconds"),
-            "measuring": _mean(summaries, "measure_seconds"),
-            "training alone": _mean(summaries, "alone", "seconds"),
+            "compiling": mean_over_seeds(summaries, "compile_seconds"),
+            "measuring": mean_over_seeds(summaries, "measure_seconds"),
+            "training alone": mean_over_seeds(summaries, "alone", "seconds"),
         }
         others = [f", {name} {s:.2f} s" for name, s in parts.items() if not np.isnan(s)]
         lines.append(f"time: rounds {seconds:.2f} s{''.join(others)}")

@@ -63,7 +63,7 @@ def headline(summary: dict[str, Any], metric: str | None = None) -> Headline | N
     split = splits[0]
     metric = metric or measures.list_metrics(runs, split)[0]
     models = {
-        model: _mean(runs, "measures", split, model, metric, "mean")
+        model: measures.mean_over_seeds(runs, "measures", split, model, metric, "mean")
         for model in measures.MODELS
         if model in runs[0]["measures"][split]
     }
@@ -80,10 +80,6 @@ def headline(summary: dict[str, Any], metric: str | None = None) -> Headline | N
             other = name.removeprefix("than_")
             return found._replace(other=other, gain=GainSummary(**counts))
     return found
-
-
-def _mean(runs: Sequence[dict], *path: str) -> float:
-    return float(np.mean([measures.value_at(run, *path) for run in runs]))
 
 
 def name_of(metric: str) -> str:
@@ -178,24 +174,19 @@ def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
         f"{rival} by {measures.OTHERS[other]}"
     )
     what = "Taking part" if other == "local" else "A personal model"
-    low, high = gain.mean_gain_low, gain.mean_gain_high
-    sure = "(95 % interval: "
-    if low > 0:
-        size = f"a gain of {points(gain.mean_gain, found.metric)}"
-        tone, answer = ("mixed" if gain.count else "good"), f"{what} pays on average."
+    if gain.mean_gain_low > 0:
+        tone, answer = "good", f"{what} pays on average."
         if gain.count:
-            answer = f"{what} pays on average, but not for everyone."
-    elif high < 0:
-        size = f"a loss of {points(-gain.mean_gain, found.metric)}"
-        tone, answer, (low, high) = "bad", f"{what} does not pay.", (-high, -low)
+            tone, answer = "mixed", f"{what} pays on average, but not for everyone."
+    elif gain.mean_gain_high < 0:
+        tone, answer = "bad", f"{what} does not pay."
     else:
-        word = "gain" if gain.mean_gain >= 0 else "loss"
-        size = f"a {word} of {points(abs(gain.mean_gain), found.metric)}"
         tone, answer = "open", f"It is not clear whether {what.lower()} pays."
-        if gain.mean_gain < 0:
-            low, high = -high, -low
-    ends = interval(low, high, found.metric)
-    return tone, [answer, f"{numbers}: {size} {sure}{ends})."]
+    word, sign = ("gain", 1) if gain.mean_gain >= 0 else ("loss", -1)
+    size = f"a {word} of {points(sign * gain.mean_gain, found.metric)}"
+    low, high = sorted((sign * gain.mean_gain_low, sign * gain.mean_gain_high))
+    text = interval(low, high, found.metric)
+    return tone, [answer, f"{numbers}: {size} (95 % interval: {text})."]
 
 
 def who_gains(gain: GainSummary) -> str:
