@@ -193,8 +193,8 @@ def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch, made)
         ("method,score\na,1\n", {}, "score: say whether more of it is better"),
         ("method,value\na,1\n", {}, "has no column 'score'; there are method, value"),
         ("method,score\na,x\n", {}, "score: 'x' is not a number"),
-        ("method,score\na,1,2\n", {}, "is no table"),
-        ("", {}, "is no table"),
+        ("method,score\na,1,2\n", {}, "rows differ in length"),
+        ("", {}, "is not a table"),
         ("method,score\na,1\nb,2\n", {"higher_is_better": True}, "known are a, b"),
         ("method,score\na,1\n", {"higher_is_better": True, "baseline": "a"}, "no m"),
         (

@@ -11,8 +11,6 @@
   of the metric that ``score`` names, distributed before centralized.
 """
 
-import csv
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.errors import RunError, hint
+from fedblend.runs.run_folder import read_json, read_table
 
 NVFLARE = {"commit", "score", "status", "description"}
 """Columns by which a table of NVFlare's is known."""
@@ -77,24 +76,10 @@ def _where(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise RunError(f"{path}: is no text file") from None
-
-
-def _file_rows(path: Path) -> list[Row]:
+def _file_rows(path: Path) -> Sequence[Row]:
     if path.suffix not in (".csv", ".tsv"):
         raise RunError(f"{path}: is no table (.csv, .tsv) and no history (.json)")
-    lines = csv.reader(
-        _text(path).splitlines(), delimiter="\t" if path.suffix == ".tsv" else ","
-    )
-    try:
-        heading, *rows = [line for line in lines if line]
-        return [dict(zip(heading, row, strict=True)) for row in rows]
-    except (ValueError, csv.Error):
-        raise RunError(f"{path}: is no table: a row is longer than the first") from None
+    return read_table(path, "\t" if path.suffix == ".tsv" else ",")
 
 
 def _table(where: str, rows: Sequence[Row], columns: Columns) -> Scores:
@@ -142,11 +127,7 @@ def _flower_rows(path: Path, metric: str | None) -> Iterable[Row]:
     """The last values of a history, one for each client it tells apart."""
     named = RUN_NAME.fullmatch(path.stem)
     method, seed = named.groups() if named else (path.stem, "0")
-    try:
-        content = json.loads(_text(path))
-    except json.JSONDecodeError:
-        raise RunError(f"{path}: is no JSON") from None
-    known = _last_values(content) if isinstance(content, dict) else {}
+    known = _last_values(read_json(path))
     if metric is None or metric not in known:
         raise RunError(f"{path}: --score: {metric!r}: {hint(metric or '', known)}")
     value = known[metric]

@@ -491,18 +491,20 @@ def read_rows(folder: Folder) -> list[dict[str, Any]]:
     return [_parse_json(line, folder.metrics) for line in lines]
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
+def read_table(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
     """The lines of a CSV file, all values text.
 
     Raises:
         RunError: the file is missing or damaged.
     """
-    text = _text(path)
+    text = io.StringIO(_text(path))
     try:
-        heading, *lines = csv.reader(io.StringIO(text))
+        heading, *lines = filter(None, csv.reader(text, delimiter=delimiter))
         return [dict(zip(heading, line, strict=True)) for line in lines]
     except (ValueError, csv.Error):
-        raise RunError(f"{path}: is damaged: it is not a table") from None
+        raise RunError(
+            f"{path}: is damaged: it is not a table, or rows differ in length"
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -522,7 +524,7 @@ def read_summary(folder: Folder) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode()
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
