@@ -138,11 +138,10 @@ def describe(
     fedblend data describe heart.csv --client center --target disease
     """
     from fedblend.data.description import describe
-    from fedblend.runs.run_folder import json_text
 
     found = describe(file, client=client, target=target)
     if format is Format.json:
-        typer.echo(json_text(found._asdict()))
+        screen.say_json(found._asdict())
         return
     screen.say(*found.lines)
     made = screen.table("column", "what it holds", "what is made of it", "inputs")

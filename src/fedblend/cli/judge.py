@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend judge``: which methods are better than a baseline, from their scores."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +73,7 @@ def judge(
         overlap=overlap,
     )
     if format is Format.json:
-        typer.echo(json.dumps(found.plain(), indent=1))
+        screen.say_json(found.plain())
         return
     _show(found)
 

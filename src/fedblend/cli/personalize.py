@@ -76,10 +76,8 @@ def personalize(
     )
     paths, gains = found.save(out), found.gains()
     if format is Format.json:
-        from fedblend.runs.run_folder import json_text
-
         models = [{"model": str(path)} for path in paths]
-        typer.echo(json_text(list(map(operator.or_, gains, models))))
+        screen.say_json(list(map(operator.or_, gains, models)))
         return
     _print(found.compare(), gains)
     model = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

@@ -81,10 +81,8 @@ def plan(
         screen.warn(warning)
     again = screen.run_again(file, sets)
     if format is Format.json:
-        from fedblend.runs.run_folder import json_text
-
         rows = [{**row, "command": _command(row, again)} for row in found.rows]
-        typer.echo(json_text(found._replace(rows=rows).plain()))
+        screen.say_json(found._replace(rows=rows).plain())
     else:
         _print(found, again)
 

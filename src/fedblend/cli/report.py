@@ -27,7 +27,7 @@ def show(
     """
     from fedblend.errors import RunError
     from fedblend.report.terminal import show as show_rows
-    from fedblend.runs.run_folder import find_run, json_text, read_rows, read_summary
+    from fedblend.runs.run_folder import find_run, read_rows, read_summary
 
     run = find_run(folder)
     folder = run.path
@@ -40,7 +40,7 @@ def show(
     last = list({row.get("seed"): row for row in rows}.values())
     summary: dict[str, Any] = read_summary(run) if finished else {"runs": last}
     if format is Format.json:
-        typer.echo(json_text(summary))
+        screen.say_json(summary)
         return
     try:
         show_rows(rows, summary, screen.console())

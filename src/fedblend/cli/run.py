@@ -210,10 +210,10 @@ def show_summary(
 ) -> None:
     """Print the results of a finished run."""
     from fedblend.report.terminal import show
-    from fedblend.runs.run_folder import Folder, json_text, read_rows
+    from fedblend.runs.run_folder import Folder, read_rows
 
     if format is Format.json:
-        typer.echo(json_text(summary))
+        screen.say_json(summary)
         return
     show(read_rows(Folder(out)), summary, screen.console())
     screen.say(f"results: {out}")

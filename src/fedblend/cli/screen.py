@@ -60,6 +60,13 @@ def say(*lines: str) -> None:
         console().print(line, markup=False, soft_wrap=True)
 
 
+def say_json(value: Any) -> None:
+    """Print JSON; numbers that are not finite become null."""
+    from fedblend.runs.run_folder import json_text
+
+    typer.echo(json_text(value))
+
+
 def note(text: str) -> None:
     """Print one line on stderr, whatever its width."""
     console(stderr=True).print(text, markup=False, soft_wrap=True)

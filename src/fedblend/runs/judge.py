@@ -80,14 +80,9 @@ class Judgement(NamedTuple):
         return _sentences(self)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON; what is not known is None."""
+        """Plain values; what is not known is NaN."""
         rows = [one._asdict() | {"clear": one.clear} for one in self.candidates]
-        return self._asdict() | {
-            "candidates": [
-                {key: _finite(value) for key, value in row.items()} for row in rows
-            ],
-            "verdict": self.verdict,
-        }
+        return self._asdict() | {"candidates": rows, "verdict": self.verdict}
 
 
 def judge(
@@ -246,11 +241,6 @@ def _luck(error: float, count: int) -> float:
     from scipy.special import ndtri
 
     return error * max(float(ndtri((count - 0.375) / (count + 0.25))), 0.0)
-
-
-def _finite(value: Any) -> Any:
-    unknown = isinstance(value, float) and not np.isfinite(value)
-    return None if unknown else value
 
 
 def _sentences(of: Judgement) -> list[str]:

@@ -70,9 +70,7 @@ def audit_privacy(
             on_step=on_step,
         )
     if format is Format.json:
-        from fedblend.runs.run_folder import json_text
-
-        typer.echo(json_text({**found._asdict(), "verdict": _verdict(found)}))
+        screen.say_json({**found._asdict(), "verdict": _verdict(found)})
     else:
         _print(found)
     if found.violated:
