@@ -223,29 +223,24 @@ def read_entries(
             "compare: nothing to compare; name configurations or run folders"
         )
     for entry in entries:
-        if not isinstance(entry, Config) and Path(entry).is_dir():
-            path = Path(entry)
-            name = path.resolve().name
-            run_folder.read_summary(Folder(path))
-            _check_name(name, path, configs, finished)
-            finished[name] = path
-            continue
-        config = entry if isinstance(entry, Config) else load(Path(entry), sets)
-        config = set_seeds(config, seeds)
-        name = safe_name(config.name)
-        if name in configs and not isinstance(entry, Config):
-            name = safe_name(Path(entry).stem)
-        _check_name(name, entry, configs, finished)
-        configs[name] = config
+        if isinstance(entry, Config) or not Path(entry).is_dir():
+            config = entry if isinstance(entry, Config) else load(Path(entry), sets)
+            name = safe_name(config.name)
+            if name in configs and not isinstance(entry, Config):
+                name = safe_name(Path(entry).stem)
+        else:
+            config, name = None, Path(entry).resolve().name
+            run_folder.read_summary(Folder(Path(entry)))
+        if name in configs or name in finished:
+            where = "a configuration" if isinstance(entry, Config) else entry
+            raise ConfigError(
+                f"{where}: name: {name!r} is the name of another run of this comparison"
+            )
+        if config is None:
+            finished[name] = Path(str(entry))
+        else:
+            configs[name] = set_seeds(config, seeds)
     return configs, finished
-
-
-def _check_name(name: str, entry: Any, *known: Mapping[str, Any]) -> None:
-    if any(name in of for of in known):
-        where = "a configuration" if isinstance(entry, Config) else str(entry)
-        raise ConfigError(
-            f"{where}: name: {name!r} is the name of another run of this comparison"
-        )
 
 
 def safe_name(name: str) -> str:

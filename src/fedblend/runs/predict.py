@@ -8,18 +8,17 @@ classes without names, or real numbers.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Task
-from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.dataset import DataError
 from fedblend.data.readers.read import read_inputs
 from fedblend.data.readers.tables import FILES, RawTable, read_table
 from fedblend.data.readers.targets import labels_of
 from fedblend.errors import RunError
 from fedblend.extras import require
-from fedblend.runs.export.portable import read_portable
+from fedblend.runs.export.portable import Portable, read_portable
 
 SUFFIXES = (".safetensors", ".npz", ".onnx")
 """The files that hold a model."""
@@ -51,22 +50,6 @@ class TablePredictions(NamedTuple):
             for place, name in enumerate(self.classes):
                 found[f"probability {name}"] = self.probabilities[:, place].tolist()
         return found
-
-
-class Predictor(Protocol):
-    """What predicts encoded rows."""
-
-    task: Task
-    preprocessing: Preprocessing | None
-
-    @property
-    def probable(self) -> bool:
-        """Whether outputs are scores that probabilities can be made of."""
-        ...
-
-    def outputs(self, inputs: np.ndarray) -> np.ndarray:
-        """What the model computes for encoded rows."""
-        ...
 
 
 def predict_file(
@@ -104,7 +87,7 @@ def table_of(source: Any) -> RawTable | None:
     return None if isinstance(source, np.ndarray) else read_table(source)
 
 
-def encode_rows(of: Predictor, source: Any, others: Sequence[str]) -> np.ndarray:
+def encode_rows(of: Portable, source: Any, others: Sequence[str]) -> np.ndarray:
     """The encoded rows of a source."""
     if isinstance(source, np.ndarray) and of.preprocessing is None:
         return source
@@ -112,14 +95,14 @@ def encode_rows(of: Predictor, source: Any, others: Sequence[str]) -> np.ndarray
 
 
 def predict_all(
-    of: Predictor, source: Any, others: Sequence[str] = ()
+    of: Portable, source: Any, others: Sequence[str] = ()
 ) -> TablePredictions:
     """All rows by one model; ``others`` are columns that are no inputs."""
     return predictions_of(of, of.outputs(encode_rows(of, source, others)))
 
 
 def predict_by_client(
-    model: Callable[[int], Predictor],
+    model: Callable[[int], Portable],
     names: Sequence[str],
     table: RawTable,
     column: str,
@@ -156,7 +139,7 @@ def predict_by_client(
     return predictions_of(first, outputs)._replace(clients=tuple(found))
 
 
-def predictions_of(of: Predictor, outputs: np.ndarray) -> TablePredictions:
+def predictions_of(of: Portable, outputs: np.ndarray) -> TablePredictions:
     """Labels and probabilities from the outputs of a model."""
     from scipy.special import expit, softmax
 
