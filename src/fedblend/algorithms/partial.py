@@ -22,7 +22,8 @@ personal training alone.
 Only u travels, in both directions, and only it is counted: where v is, a message has
 None. ``shared`` has the v that everybody began with: no model to use.
 
-Where this differs from the paper: it does not, with plain SGD. Any optimizer is
+Where this differs from the paper: it does not, with plain SGD. An optimizer at the
+server takes the mean of u_i - u as a gradient, as ``fedopt`` does. Any optimizer is
 allowed, of u and of v_i, each restarted in every round. In "alternate" the batches of
 v_i are drawn independently of those of u_i. A client that never took part has the v
 that everybody began with.
@@ -57,6 +58,7 @@ from fedblend.local import (
     OPTIMIZER,
     STEPS,
     Optimizer,
+    ServerOptimizer,
     Steps,
     Work,
     descend,
@@ -150,7 +152,7 @@ class PartialClient(NamedTuple):
     personal: PyTree
 
 
-@algorithm(keeps="personal", new_client=BY_STEP)
+@algorithm(keeps="personal", new_client=BY_STEP, keys={"server_optimizer": "server"})
 def partial(
     loss: Loss,
     work: Work,
@@ -159,6 +161,7 @@ def partial(
     order: Annotated[str, words("alternate", "together")] = "alternate",
     personal_steps: Annotated[Steps | None, PERSONAL_STEPS] = None,
     personal_rate: Annotated[Optimizer | None, optional(OPTIMIZER)] = None,
+    server_optimizer: ServerOptimizer = 1.0,
 ) -> Algorithm:
     """A part of the model is shared, the rest stays with each client.
 
@@ -173,6 +176,7 @@ def partial(
             alternate; an array over clients, or ``Epochs``. None for those of ``work``.
         personal_rate: optimizer of the personal part, a number for plain steps; None
             for that of ``work``.
+        server_optimizer: optimizer of the server, a number for plain steps.
 
     Example:
         >>> import jax, fedblend as fb
@@ -200,6 +204,12 @@ def partial(
 
     train = alternate if order == "alternate" else together
 
+    transform = resolve(server_optimizer, 0, 1)
+
+    def start(params, joins, central, key):
+        down, _ = from_params(params, joins, central, key)
+        return down, transform.init(part(params, False))
+
     def enroll(params, shard, key):
         require_parts(stays, params)
         return (), PartialClient(part(params, True))
@@ -209,7 +219,10 @@ def partial(
         return up, PartialClient(own)
 
     def server(aggregate, down, server, central, key):
-        shared = trees.add_where_given(down.shared, aggregate.mean.delta)
+        ascent = trees.scale(-1, aggregate.mean.delta)
+        here = part(down.shared, False)
+        updates, server = transform.update(ascent, server, here)
+        shared = trees.add_where_given(down.shared, updates)
         return down._replace(shared=shared), server
 
     def personal_model(down, client, shard, key):
@@ -219,5 +232,5 @@ def partial(
         shared, correction = part(down.shared, False), part(down.correction, False)
         return down._replace(shared=shared, correction=correction)
 
-    halves = (enroll, from_params, client, server, personal_model)
+    halves = (enroll, start, client, server, personal_model)
     return Algorithm(*halves, wire=Wire(tell=tell), needs=Needs(weights="uniform"))

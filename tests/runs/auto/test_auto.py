@@ -82,7 +82,7 @@ def test_folder_is_complete(interrupted):
     folder = interrupted[0].folder
     with (folder / "results.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
-    assert [*rows] == [one.name for one in candidates.CANDIDATES]
+    assert [*rows] == [one.name for one in comparison.CANDIDATES]
     assert float(rows["fedavg"]["mean_gain"]) > 0
     config = load(folder / "config.toml")
     assert config.algorithm.name == "hierarchical" and config.run.seed == [0, 1, 2]
@@ -223,7 +223,8 @@ def test_a_method_that_there_is_no_time_for_is_named(tmp_path, monkeypatch):
     request = candidates.Request(path, "site", "outcome")
     found = comparison.AutoComparison(request, tmp_path / "out", 1e-6, Screen())
     what, *_ = found.complete()["verdict"]
-    assert "There was no time for" in what and "FLIX, which may be better" in what
+    assert "There was no time for" in what and "which may be better" in what
+    assert "FLIX" in what
 
 
 def test_a_folder_without_a_verdict_is_read_again(tmp_path, monkeypatch):

@@ -274,7 +274,7 @@ def test_a_kept_run_that_is_not_there_yet_is_warned_about():
     measures = {"test": {"personal": {"log_loss": {"mean": 0.52}}}}
     summary = {"runs": [{"measures": measures}]}
     near, far = (
-        distance_warning(summary, "log_loss", "FLIX", tested, 300)
+        distance_warning(summary, "log_loss", "flix", tested, 300)
         for tested in (0.523, 0.51)
     )
     assert near is None

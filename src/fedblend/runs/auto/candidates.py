@@ -7,11 +7,12 @@ and not in how well they were optimized: ``linear`` finds them with all rows in 
 place, ``fedblend run`` of the configuration in rounds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.config.config import Config, check
+from fedblend.metrics.registry import STANDARD
 
 VALIDATION, TEST = 0.2, 0.2
 """Parts of each client's rows that every split holds out. Settings are chosen on
@@ -59,7 +60,7 @@ class Candidate(NamedTuple):
         return self.model != "reference"
 
 
-ALONE = "local_only"
+ALONE, OWN_TREES, POOLED_TREES = "local_only", "own_trees", "pooled_trees"
 CANDIDATES = (
     Candidate(
         ALONE,
@@ -83,9 +84,26 @@ CANDIDATES = (
         {"ridge": ("fedavg", "ridge"), "level": ("own_intercepts", "level")},
     ),
     Candidate("flix", "FLIX", {"alpha": 0.5, "l2": 0.01}),
+    Candidate(OWN_TREES, "own boosted trees", {}, model="reference"),
+    Candidate("network", "one network", {"rate": 3e-3, "rounds": 1}, model="tabular"),
+    Candidate(
+        "network_level",
+        "one network, own intercepts",
+        {"rate": 3e-3, "own_rate": 0.03, "rounds": 1},
+        model="tabular",
+    ),
+    Candidate(
+        "network_head",
+        "one network, own last layers",
+        {"rate": 3e-3, "own_rate": 0.003, "rounds": 1},
+        model="tabular",
+    ),
+    Candidate(POOLED_TREES, "boosted trees on the rows of all", {}, model="reference"),
 )
 """The simplest first: this order decides between methods that are as good."""
 BY_NAME = {one.name: one for one in CANDIDATES}
+OWN = {"network_level": "last/bias", "network_head": "last"}
+"""The part of the network that is a client's own."""
 
 
 class Request(NamedTuple):
@@ -109,7 +127,7 @@ def configuration(
     seeds: list[int],
     kind: str = "binary",
     validation: float = 0.0,
-    metrics: Sequence[str] | None = None,
+    metric: str | None = None,
     log_shift: float | None = None,
 ) -> Config:
     """The configuration of a method.
@@ -121,7 +139,7 @@ def configuration(
         seeds: of the splits.
         kind: of the target.
         validation: part of each client's rows that is not trained on.
-        metrics: what is measured; the usual ones if None.
+        metric: what is measured first, before the usual ones.
         log_shift: of targets on the log scale.
     """
     data: dict[str, Any] = {
@@ -139,23 +157,37 @@ def configuration(
         data["log_shift"] = log_shift
     rounds, steps = (1, ALONE_STEPS) if name == ALONE else ROUNDS[kind]
     model: dict[str, Any] = {"name": MODEL}
+    run: dict[str, Any] = {"seed": seeds}
     if name == "flix":
         model["l2"] = setting["l2"]
         rounds = min(max(round(FLIX_ROUNDS / setting["l2"] ** 0.5), 300), 10_000)
         algorithm = {"name": "flix", "alpha": setting["alpha"], **GRADIENT}
+    elif BY_NAME[name].model == "tabular":
+        model, rounds = {"name": "tabular"}, int(setting["rounds"])
+        run["weights"] = "by_count"
+        algorithm = {
+            "name": "fedopt",
+            "rate": 1.0,
+            "steps": 1,
+            "batch_size": int(setting.get("batch_size", 1)),
+            "server": {"name": "adam", "rate": setting["rate"]},
+        }
+        if name in OWN:
+            algorithm |= {"name": "partial", "personal": [OWN[name]]}
+            algorithm |= {"order": "together", "personal_rate": setting["own_rate"]}
     else:
         own = {"level": 0.0, "slopes": 0.0, **setting, "share": name != ALONE}
         algorithm = {"name": "hierarchical", **NEWTON, "steps": steps, **own}
     measure: dict[str, Any] = {"local": False, "splits": ["test"]}
-    if metrics is not None:
-        measure["metrics"] = list(metrics)
+    if metric is not None:
+        measure["metrics"] = [*dict.fromkeys([metric, *STANDARD[kind]])]
     content = {
         "version": 1,
         "name": f"{request.table.stem}-{name}",
         "data": data,
         "model": model,
         "algorithm": algorithm,
-        "run": {"rounds": rounds, "seed": seeds, "every": rounds},
+        "run": {"rounds": rounds, "every": rounds, **run},
         "measure": measure,
     }
     return check(content, str(request.table))

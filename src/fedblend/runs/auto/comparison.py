@@ -13,6 +13,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +24,23 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
 from fedblend.data.dataset import DataError
 from fedblend.errors import RunError, UserError
-from fedblend.metrics.registry import STANDARD
 from fedblend.report.page import write_page
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, verdict
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
-from fedblend.runs.auto.tuning import Split, Table, evaluate_linear, measure
+from fedblend.runs.auto.network import evaluate_network
+from fedblend.runs.auto.reference import evaluate_trees
+from fedblend.runs.auto.tuning import (
+    Split,
+    Table,
+    evaluate_linear,
+    measure,
+    measure_constants,
+)
 from fedblend.runs.auto.verdict import (
     JUDGED,
     MethodScores,
+    comparable_means,
     decide,
     difference,
     find_untrained,
@@ -40,7 +49,6 @@ from fedblend.runs.auto.verdict import (
 )
 from fedblend.runs.run import run_built
 from fedblend.runs.saved_run import SavedRun, load
-from fedblend.stats.constant_baseline import constant_losses
 from fedblend.trees import precision
 
 CRITERIA = {
@@ -60,16 +68,21 @@ SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
 """Splits of a table, and of one so large that all splits have so many rows."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
-EVALUATE = {"linear": evaluate_linear}
+EVALUATE = {
+    "linear": evaluate_linear,
+    "reference": evaluate_trees,
+    "tabular": evaluate_network,
+}
 """What tunes and predicts, by the model of a method: a function of the table, of the
-method, and of a function that returns the seconds left for it."""
+method, and of a function that returns the seconds left for it. None without time."""
 TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
 """Parts of the time for tuning that a method of each model has."""
 SCALES = (None, "log", "linear")
 """Of targets that are numbers."""
 MADE = " columns make "
-FAR = 0.01
-"""Part of its score by which a kept run may differ from the models of the verdict."""
+FAR = {"linear": 0.01, "tabular": 0.05}
+"""Part of its score by which a kept run may differ from the models of the verdict, by
+the model: networks have other first weights."""
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
 
@@ -115,8 +128,9 @@ class AutoComparison:
         self._look(built)
         splits = np.clip(ROWS // self.state["seen"]["rows"], LEAST_SPLITS, SPLITS)
         seeds = list(range(int(splits)))
-        chosen = self._build("fedavg", seeds, candidates.VALIDATION)
-        tested = self._build("fedavg", seeds, 0.0)
+        # With the inputs of networks, the ranks of numbers; other models leave them.
+        chosen = self._build("network", seeds, candidates.VALIDATION)
+        tested = self._build("network", seeds, 0.0)
         # Matrices are small: threads would wait for each other.
         with threadpool_limits(1):
             scores = self._compare(chosen, tested)
@@ -197,13 +211,14 @@ class AutoComparison:
             settings,
         )
         state["left_out"] = []
+        compared = [one for one in CANDIDATES if one.deployable or find_spec("sklearn")]
         self._say(
-            f"Comparing {len(CANDIDATES)} methods by {state['criterion']}, the mean "
+            f"Comparing {len(compared)} methods by {state['criterion']}, the mean "
             f"over clients and {len(table.to_test)} splits; settings are chosen on "
             "validation rows."
         )
-        spent, total = 0.0, sum(TIME[one.model] for one in CANDIDATES)
-        for candidate in CANDIDATES:
+        spent, total = 0.0, sum(TIME[one.model] for one in compared)
+        for candidate in compared:
             name, begun = candidate.name, self._time
             if name not in ALWAYS and begun > TUNING * self.seconds:
                 state["left_out"].append(candidate.title)
@@ -211,6 +226,9 @@ class AutoComparison:
             spent += TIME[candidate.model]
             until = TUNING * self.seconds * spent / total
             predicted = EVALUATE[candidate.model](table, candidate, self._left(until))
+            if predicted is None:
+                state["left_out"].append(candidate.title)
+                continue
             known = state["methods"].setdefault(name, {"title": candidate.title})
             if name not in settings:
                 known["tuned"] = predicted.complete
@@ -221,9 +239,14 @@ class AutoComparison:
             measured = measure(task, table.to_test, predicted.test)
             metric = state["metric"]
             found[name] = MethodScores(validated[metric], measured[metric])
-            known["validation"] = mean(found[name].validation)
+            known["validation"] = comparable_means(
+                {one: of.validation for one, of in found.items()}
+            )[name]
+            tests = comparable_means({one: of.test for one, of in found.items()})
+            known["test"] = tests[name]
+            known["by_split"] = [mean(of[None]) for of in found[name].test]
             known["metrics"] = {key: _mean_over(of) for key, of in measured.items()}
-            known["test"] = mean(found[name].test)
+            known["metrics"][metric] = known["test"]
             known["splits"] = len(found[name].test)
             known["seconds"] = round(self._time - begun, 2)
             self._save()
@@ -246,8 +269,8 @@ class AutoComparison:
         constants = [
             MethodScores(validated, measured)
             for validated, measured in zip(
-                _constants(chosen, "validation"),
-                _constants(tested, "test"),
+                measure_constants(chosen, "validation"),
+                measure_constants(tested, "test"),
                 strict=True,
             )
         ]
@@ -266,8 +289,9 @@ class AutoComparison:
         )
         names = [data.name(client) for client in range(data.clients)]
         found = decide(trained, constants, names, counts >= JUDGED)
-        for name in trained.keys() - {ALONE}:
-            gaps = difference(trained[ALONE].test, trained[name].test)
+        alone = found.choice.alone
+        for name in trained.keys() - {alone}:
+            gaps = difference(trained[alone].test, trained[name].test)
             ends = dict(zip(("mean_gain", "low", "high"), interval(gaps), strict=True))
             by_client = gaps.mean(axis=0)
             better, worse = int((by_client > 0).sum()), int((by_client < 0).sum())
@@ -289,14 +313,16 @@ class AutoComparison:
         if found is None:
             return
         kept = dict.fromkeys([*ALWAYS, found["choice"]["candidate"]])
+        # Runs that are compared have the same splits.
+        few = min(self.state["methods"][name]["splits"] for name in kept)
+        seeds = seeds[:few]
         for name in kept:
             known = self.state["methods"][name]
             if "not_trained" in known:
                 continue
             begun = self._time
             metric, kind = self.state["metric"], self.state["kind"]
-            metrics = list(dict.fromkeys([metric, *STANDARD[kind]]))
-            config = self._config(name, seeds, kind=kind, metrics=metrics)
+            config = self._config(name, seeds, kind=kind, metric=metric)
             built = build(config)
             summary, run = run_built(
                 config,
@@ -311,9 +337,8 @@ class AutoComparison:
                 summary, built.federated_data.clients
             )
             known["seconds"] += round(self._time - begun, 2)
-            far = distance_warning(
-                summary, metric, known["title"], known["test"], config.run.rounds
-            )
+            tested = float(np.mean(known["by_split"][:few]))
+            far = distance_warning(summary, metric, name, tested, config.run.rounds)
             if far is not None:
                 self.state["warnings"].append(far)
                 self._say(f"warning: {far}")
@@ -338,16 +363,6 @@ def _mean_over(values: np.ndarray) -> float | None:
     return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
-def _constants(built: Built, split: str) -> np.ndarray:
-    """The losses of both constant predictions, [2, splits, clients]."""
-    task = built.task
-    each = [
-        constant_losses(data, task.kind, task.outputs, split)
-        for data in built.federations
-    ]
-    return np.stack(each, axis=1)
-
-
 def bits_per_client(summary: dict[str, Any], clients: int) -> float:
     """Bits that a client sends and receives in a finished run, mean over splits."""
     runs = summary["runs"]
@@ -356,17 +371,17 @@ def bits_per_client(summary: dict[str, Any], clients: int) -> float:
 
 
 def distance_warning(
-    summary: dict[str, Any], metric: str, title: str, tested: float, rounds: int
+    summary: dict[str, Any], metric: str, name: str, tested: float, rounds: int
 ) -> str | None:
     """A warning where a kept run has not reached the models of the verdict."""
     personal = [run["measures"]["test"]["personal"] for run in summary["runs"]]
     ended = float(np.mean([one[metric]["mean"] for one in personal]))
-    if abs(ended - tested) <= FAR * abs(tested):
+    if abs(ended - tested) <= FAR[BY_NAME[name].model] * abs(tested):
         return None
     return (
-        f"the run of {title} that is kept has a test {metric} of {ended:.4g} after "
-        f"{rounds} rounds, the models of the verdict have {tested:.4g}: deploy it with "
-        "more rounds"
+        f"the run of {BY_NAME[name].title} that is kept has a test {metric} of "
+        f"{ended:.4g} after {rounds} rounds, the models of the verdict have "
+        f"{tested:.4g}: deploy it with more rounds"
     )
 
 

@@ -26,23 +26,32 @@ DAMPING = 1e-9
 class PooledRows:
     """Rows of all clients, one client after another.
 
-    ``inputs`` are [rows, 1 + inputs], ones first; ``counts`` the rows of each client.
+    ``inputs`` are [rows, 1 + inputs], ones first; ``counts`` the rows of each client;
+    ``ranks`` what a network reads besides, [rows, ranks].
     """
 
-    def __init__(self, inputs: np.ndarray, targets: np.ndarray, counts: np.ndarray):
+    def __init__(
+        self,
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        counts: np.ndarray,
+        ranks: np.ndarray | None = None,
+    ):
         self.inputs, self.targets, self.counts = inputs, targets, counts
+        self.ranks = np.empty((len(inputs), 0)) if ranks is None else ranks
         ends = np.cumsum(counts)
         self.clients = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
 
     @classmethod
-    def of(cls, shards: Any) -> "PooledRows":
-        """The rows of a split of federated data."""
+    def of(cls, shards: Any, ranks: int = 0) -> "PooledRows":
+        """The rows of a split of federated data, whose last inputs are ``ranks``."""
         places = zip(shards.starts, shards.counts, strict=True)
         order = np.concatenate([np.arange(at, at + count) for at, count in places])
         inputs, targets = (np.asarray(leaf)[order] for leaf in shards.examples)
         inputs = inputs.reshape(len(inputs), -1).astype(np.float64)
-        inputs = np.hstack([np.ones((len(inputs), 1)), inputs])
-        return cls(inputs, targets, np.asarray(shards.counts))
+        plain, ranked = np.split(inputs, [inputs.shape[1] - ranks], axis=1)
+        plain = np.hstack([np.ones((len(plain), 1)), plain])
+        return cls(plain, targets, np.asarray(shards.counts), ranked)
 
     @cached_property
     def grams(self) -> np.ndarray:

@@ -20,6 +20,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.runs.auto import linear
 from fedblend.runs.auto.candidates import ALONE, Candidate, Request
 from fedblend.runs.auto.linear import PooledRows
+from fedblend.stats.constant_baseline import constant_losses
 
 FACTORS = (10.0, 3.0)
 LEAST, MOST = 1e-6, 1e6
@@ -78,7 +79,7 @@ class Split(NamedTuple):
 
 def _scale_rows(shards: Any, task: Task) -> PooledRows:
     """Rows with targets in the unit that models are trained in."""
-    rows = PooledRows.of(shards)
+    rows = PooledRows.of(shards, task.ranks)
     if task.kind == "regression":
         rows.targets = (rows.targets.astype(np.float64) - task.center) / task.scale
     return rows
@@ -141,6 +142,16 @@ def measure(
         for key, each in _metrics(task, of, split.held).items():
             found.setdefault(key, []).append(each)
     return {key: np.stack(each) for key, each in found.items()}
+
+
+def measure_constants(built: Built, split: str) -> np.ndarray:
+    """The losses of both constant predictions, [2, splits, clients]."""
+    task = built.task
+    each = [
+        constant_losses(data, task.kind, task.outputs, split)
+        for data in built.federations
+    ]
+    return np.stack(each, axis=1)
 
 
 def _metrics(task: Task, scores: np.ndarray, held: PooledRows) -> dict[str, np.ndarray]:

@@ -14,6 +14,9 @@ verdict.
 2 % of what the best one gains over a constant prediction; or by less than 5 %, and not
 clearly.
 
+*Alone* is the linear model of each client, or boosted trees on its own rows where
+validation rows choose these, by the same rule.
+
 *The question that decides.* Is the candidate better than training alone, on test rows?
 One test, once, one-sided, at 5 %: Wilcoxon's signed-rank test over clients, of their
 means over splits.
@@ -38,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedblend.runs.auto.candidates import ALONE, BY_NAME, TEST
+from fedblend.runs.auto.candidates import ALONE, BY_NAME, OWN_TREES, POOLED_TREES, TEST
 from fedblend.stats.intervals import LEVEL, holm
 
 NEGLIGIBLE, SMALL = 0.02, 0.05
@@ -68,6 +71,8 @@ class MethodChoice(NamedTuple):
 
     method: str
     """To deploy: ``candidate``, or training alone."""
+    alone: str
+    """How clients train best alone: the linear model, or boosted trees."""
     candidate: str
     """The federated method that training alone is compared with."""
     best: str
@@ -138,7 +143,7 @@ def difference(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return above[:splits] - below[:splits]
 
 
-def _comparable_means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+def comparable_means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Means as on all splits: of fewer splits, the difference to the best counts."""
     most = max(len(of) for of in scores.values())
     found = {name: mean(of) for name, of in scores.items() if len(of) == most}
@@ -187,23 +192,27 @@ def decide(
     validated = {name: of.validation for name, of in federated.items()}
     best, alike = choose(validated, mean(constant.validation))
     candidate = alike[0]
-    gaps = difference(scores[ALONE].test, scores[candidate].test)
+    by_itself = {
+        name: scores[name].validation for name in (ALONE, OWN_TREES) if name in scores
+    }
+    alone = choose(by_itself, mean(constant.validation))[1][0]
+    gaps = difference(scores[alone].test, scores[candidate].test)
     up, down = clearly_above(gaps), clearly_above(-gaps)
     answer = "alone" if down < LEVEL else "open"
     if up < LEVEL:
         little = NEGLIGIBLE * (mean(constant.test) - mean(scores[candidate].test))
         answer = "together" if mean(gaps) > little else "negligible"
     method = candidate if answer == "together" else ALONE
-    means = _comparable_means(
-        {name: scores[name].validation for name in (ALONE, candidate)}
+    means = comparable_means(
+        {name: scores[name].validation for name in (alone, candidate)}
     )
     better = min(means, key=lambda name: means[name])
     shared = None
     if "fedavg" in federated:
-        gained = difference(scores[ALONE].test, federated["fedavg"].test)
+        gained = difference(scores[alone].test, federated["fedavg"].test)
         shared = who_gains(gained, names, judged)
     return Findings(
-        choice=MethodChoice(method, candidate, best, alike),
+        choice=MethodChoice(method, alone, candidate, best, alike),
         informative=clearly_above(difference(constant.test, scores[better].test))
         < LEVEL / 2,
         better=better,
@@ -228,7 +237,7 @@ def choose(
         validated: of each method, [splits, clients].
         constant: the value of a constant prediction.
     """
-    means = _comparable_means(validated)
+    means = comparable_means(validated)
     best = min(means, key=lambda name: means[name])
     unit = max(constant - means[best], 0.0)
 
@@ -326,6 +335,7 @@ def who_gains(gaps: np.ndarray, names: Sequence[str], judged: np.ndarray) -> Gai
     )
 
 
+_TREES = {ALONE: "", OWN_TREES: ", with boosted trees"}
 NAMED = 5
 """Names that a list shows."""
 WORSE = {
@@ -369,7 +379,7 @@ def sentences(
         failed: methods that are not trained, and why.
     """
     shown = {name: f"{score:.4g}" for name, score in scores.items()}
-    method, other = of.choice.method, of.choice.candidate
+    method, other, alone = of.choice.method, of.choice.candidate, of.choice.alone
     # The mean and the ranks answer two questions, and may answer them differently.
     whom = "" if of.mean_gain[1] > 0 else " for most clients"
     if not of.informative:
@@ -382,20 +392,38 @@ def sentences(
     elif method == ALONE:
         why = WORSE[of.answer]
         what = (
-            f"Train alone: the best federated method, {_title(other)}, {why} (test "
-            f"{criterion} {shown[ALONE]} alone, {shown[other]} with it)"
+            f"Train alone{_TREES[alone]}: the best federated method, {_title(other)}, "
+            f"{why} (test {criterion} {shown[alone]} alone, {shown[other]} with it)"
         )
     else:
         what = (
             f"Deploy {_title(method)}: it is clearly better than training alone{whom} "
-            f"(test {criterion} {shown[method]}; alone {shown[ALONE]})"
+            f"(test {criterion} {shown[method]}; alone{_TREES[alone]} {shown[alone]})"
             f"{_others(of, shown)}"
         )
+    what += _limit(of, scores, shown)
     if failed:
         what += f". {_failures(failed)}"
     if left_out:
         what += f". There was no time for {join_names(left_out)}, which may be better"
     return [f"{what}.", _who(of), _how_sure(of, criterion)]
+
+
+def _limit(of: Findings, scores: Mapping[str, float], shown: Mapping[str, str]) -> str:
+    """What linear models miss, where trees or networks are much better."""
+    linear = {
+        name: of for name, of in scores.items() if BY_NAME[name].model == "linear"
+    }
+    best = min(linear, key=lambda name: linear[name])
+    other = min(scores, key=lambda name: scores[name])
+    unit = of.constant - scores[other]
+    if not of.informative or scores[best] - scores[other] <= SMALL * unit:
+        return ""
+    text = f". Linear models are the limit: the best one, {_title(best)}, scores "
+    text += f"{shown[best]}, {_title(other)} {shown[other]}"
+    if other == POOLED_TREES:
+        text += ", which a federation cannot have"
+    return text
 
 
 def _others(of: Findings, shown: Mapping[str, str]) -> str:
