@@ -99,6 +99,18 @@ def test_no_warning_where_nothing_adds_up(build):
     assert len(lines_of(with_one_mask)) == 1
 
 
+@pytest.mark.parametrize("build", [fb.algorithms.scaffnew, _scafflix])
+def test_compressed_broadcasts_add_up_also_under_ef21(build):
+    """Each alone ends at the optimum, both together diverged."""
+    several, one = build(ON.loss, WORK), build(ON.loss, WORK._replace(steps=1))
+    made = [transforms.ef21(of, compress.top_k(1)) for of in (several, one)]
+    warned = [
+        lines_of(lambda of=of: transforms.downlink(of, compress.top_k(1)))
+        for of in made
+    ]
+    assert "use broadcasts that are not compressed" in warned[0][0] and not warned[1]
+
+
 def test_a_table_that_is_not_sent_is_refused():
     name = "hypcluster"
     data = problem(name).federated_data

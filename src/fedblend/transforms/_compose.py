@@ -71,6 +71,11 @@ def adds_up(instead: str, key: str) -> str:
     )
 
 
+def exact_with_ef21(needs: Needs) -> str:
+    """``exact`` of an algorithm under EF21, which only stops errors on the way up."""
+    return needs.exact or (needs.feedback and "broadcasts that are not compressed")
+
+
 def warn_of_feedback(instead: str, compressor: str, transform: str) -> None:
     """Warn where clients carry what a compressor changes from round to round."""
     if instead and compressor != "identity":

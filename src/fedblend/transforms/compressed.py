@@ -34,6 +34,7 @@ from fedblend.errors import UserError
 from fedblend.registry import transform
 from fedblend.transforms._compose import (
     delta_of,
+    exact_with_ef21,
     needs_with,
     share_seed,
     silence_feedback,
@@ -232,12 +233,12 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return down, Ef21Server(inner, estimate)
 
-    inner = wrap_inner_state(algorithm)
+    inner, needs = wrap_inner_state(algorithm), algorithm.needs
     return inner._replace(
         enroll=enroll,
         start=start,
         client=client,
         server=server,
         wire=inner.wire._replace(decode=undo),
-        needs=algorithm.needs._replace(mean=True, memories=True),
+        needs=needs._replace(mean=True, memories=True, exact=exact_with_ef21(needs)),
     )

@@ -36,7 +36,7 @@ from fedblend.config.table import (
 )
 from fedblend.core import Algorithm, Needs
 from fedblend.errors import ConfigError
-from fedblend.transforms._compose import adds_up
+from fedblend.transforms._compose import adds_up, exact_with_ef21
 from fedblend.transforms.diana import check_rate
 
 COMPRESSORS = ("dithering", "identity", "int8", "natural", "rand_k", "sign", "top_k")
@@ -171,7 +171,8 @@ def feedback_warnings(table: Compress | None, needs: Needs) -> list[str]:
         return []
     noisy = table.how == "perm_k" or table.compressor is not None
     up = needs.feedback if noisy and table.how != "ef21" else ""
-    down = needs.exact if table.down is not None else ""
+    exact = exact_with_ef21(needs) if table.how == "ef21" else needs.exact
+    down = exact if table.down is not None else ""
     return [
         *filter(None, (adds_up(up, "compress.how"), adds_up(down, "compress.down")))
     ]
