@@ -13,8 +13,10 @@ from pathlib import Path
 import jax
 import pytest
 
+from test_architecture import MODULES as EVERY
+from test_architecture import module_of
+
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "fedblend"
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -43,16 +45,7 @@ LATER = (
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
-
-
-MODULES = [
-    module_name(path)
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if ">>> " in path.read_text()
-]
+MODULES = [module_of(path) for path in EVERY if ">>> " in path.read_text()]
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def client_spread(
 ) -> Spread:
     """Summarize one value for every client.
 
-    >>> spread = over_clients(np.array([0.5, 1.0]), np.array([30, 10]), True)
+    >>> spread = client_spread(np.array([0.5, 1.0]), np.array([30, 10]), True)
     >>> spread.mean, spread.weighted, spread.worst
     (0.75, 0.625, 0.5)
     """

@@ -57,8 +57,7 @@ EXAMINED = {
     # Numbers and words of the configuration: no model sees a row before training.
     "model": (
         "l2 loss ensemble products name import_from cell embedding hidden layers norm "
-        "width intercept activation bias heads kv_heads pool positions remat "
-        "unroll vocabulary tied"
+        "width intercept activation heads kind kv_heads remat unroll vocabulary"
     ),
     "config": (
         "version name data model algorithm adapt compress privacy central select "
