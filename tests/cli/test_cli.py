@@ -228,22 +228,18 @@ def test_init_then_run(capsys):
     assert "fedblend run mine.toml" in capsys.readouterr().out
     assert "exists already" in fails(capsys, "init", "mine.toml")
     short = ["--set", "run.rounds=1", "--set", "measure.local=false"]
-    assert main(["run", "mine.toml", "--format", "json", *short]) == 0
-    said = capsys.readouterr()
+    assert main(["run", "mine.toml", "--format", "json", "--live", *short]) == 0
+    said, page = capsys.readouterr(), Path("runs/mine/report.html")
     summary = json.loads(said.out)
-    assert said.err == ""
+    assert said.err == f"live: {page.resolve().as_uri()}\n"
     assert summary["name"] == "mine"
     assert summary["runs"][0]["round"] == 1
     assert Path("runs/mine/summary.json").exists()
-    page = Path("runs/mine/report.html")
     page.unlink()
     assert main(["run", "mine.toml", *short, "--resume"]) == 0
     said = capsys.readouterr()
     assert "results: runs/mine" in said.out and f"report: {page}" in said.out
     assert page.is_file()
-    assert main(["run", "mine.toml", *short, "--out", "runs/live", "--live"]) == 0
-    page = Path("runs/live/report.html")
-    assert capsys.readouterr().err == f"live: {page.resolve().as_uri()}\n"
 
 
 def test_warnings_do_not_stop_a_run(capsys):

@@ -77,7 +77,9 @@ def test_every_key_is_in_the_list(name):
 
 def test_the_tests_that_pin_a_method_exist():
     text = (HOME / "docs" / "conformance.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:reproductions/)?tests/[\w/]+\.py)::(\w+)`", text)
+    named = re.findall(
+        r"`((?:(?:adapters|reproductions)/)?tests/[\w/]+\.py)::(\w+)`", text
+    )
     assert len(named) == text.count("::") > 25
     for path, name in named:
         assert f"def {name}(" in (HOME / path).read_text(encoding="utf-8"), name
