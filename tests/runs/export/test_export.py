@@ -26,7 +26,7 @@ from fedblend.errors import InputError, RunError, UserError
 from fedblend.runs.export.export import FORMATS, export_models
 from fedblend.runs.model_card import model_card
 from fedblend.runs.predict import predict_file
-from fedblend.runs.run_folder import file_words
+from fedblend.runs.run_folder import file_words, read_table
 from fedblend.simulation.serialize import pack
 from fedblend_interop.onnx_graph import ExportError
 from fedblend_interop.torch_names import state_dict
@@ -217,7 +217,9 @@ def test_the_card_has_the_facts_of_its_model(mixed, exports):
     for name in ("accuracy", "auc", "loss"):
         value = float(own[f"test_personal_{name}"])
         assert f"| {name} | {value:.4f} |" in card
-    assert f"{float(own['gain_low']):+.4f} to {float(own['gain_high']):+.4f}" in card
+    lines = read_table(mixed.folder.harm)
+    (gain,) = (line for line in lines if line["id"] == own["id"])
+    assert f"{float(gain['gain_low']):+.4f} to {float(gain['gain_high']):+.4f}" in card
     assert (
         f"| alpha, the weight of the shared model | {float(own['alpha']):.4g} |" in card
     )
