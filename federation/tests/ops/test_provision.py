@@ -240,10 +240,10 @@ def test_nodes_may_host_several_clients(tmp_path):
     hosts = {"nodes": ["gate", "way"], "clients_per_node": 3}
     provision.provision(tmp_path, host="127.0.0.1", with_keys=True, **hosts)
     server = load_as(ServerSettings, tmp_path / "server" / "server.toml")
-    assert [node.hosted for node in server.nodes] == [(0, 1, 2), (3, 4, 5)]
+    assert [node.client_ids for node in server.nodes] == [(0, 1, 2), (3, 4, 5)]
     assert server.clients == 6
     node = load_as(NodeSettings, tmp_path / "nodes" / "way" / "node.toml")
-    assert node.hosted == (3, 4, 5)
+    assert node.client_ids == (3, 4, 5)
     own = node.client_settings()[4]
     assert own.folder == tmp_path / "nodes" / "way" / "state" / "client-4"
     assert own.data.file == tmp_path / "nodes" / "way" / "rows" / "4.csv"

@@ -80,7 +80,7 @@ def test_keys_are_registered_again_where_nobody_knows_whose_ids_they_have(
 
 def test_ids_belong_to_clients_by_their_keys(link, settings):
     registration.register(settings)
-    found = registration.registered_nodes(settings)
+    found = registration.link_nodes(settings)
     assert found.registered == {1: ("alice", (0,)), 2: ("bob", (1,))}
 
 
@@ -92,7 +92,7 @@ def test_a_retired_node_has_no_key_and_others_keep_their_numbers(link, own, sett
     registration.register(left)
     assert sorted(link.keys) == ["2"]
     assert said(left) == [("alice", 0, "retired"), ("bob", 1, "online")]
-    assert registration.registered_nodes(left) == ({2: ("bob", (1,))}, (0,))
+    assert registration.link_nodes(left) == ({2: ("bob", (1,))}, (0,))
 
 
 def test_a_replaced_key_is_forgotten(link, own, settings):

@@ -109,7 +109,7 @@ def refusing(tmp_path, monkeypatch, own):
 
         monkeypatch.setattr(processes, "connect", lambda settings: None)
         monkeypatch.setattr(processes, "submit", submit)
-        monkeypatch.setattr(submit_module, "registered", lambda settings: Nodes(known))
+        monkeypatch.setattr(submit_module, "link_nodes", lambda settings: Nodes(known))
         monkeypatch.setattr(submit_module, "is_up", lambda settings: True)
         monkeypatch.setattr(submit_module, "INTERVAL", 0.0)
         settings = load_as(ServerSettings, own / "server" / "server.toml")

@@ -334,7 +334,7 @@ def node(
         serve_carrier(known, log=log)
         return
     folder = known.flower_folder if flower_only else known.folder
-    typer.echo(f"{name_clients(known.hosted)} of {known.server}; logs in {folder}")
+    typer.echo(f"{name_clients(known.client_ids)} of {known.server}; logs in {folder}")
     serve_node(known, settings, flower_only=flower_only, supernode=supernode, log=log)
 
 

@@ -142,12 +142,12 @@ def main() -> None:
         raise RunError(f"{name}: is not installed; pip install 'fedblend[federation]'")
     configure = uvicorn.Config.__init__
 
-    def guarded(self: uvicorn.Config, app: Application, **options: Any) -> None:
+    def guard(self: uvicorn.Config, app: Application, **options: Any) -> None:
         # A header must not tell the guard where a call comes from.
         options["proxy_headers"] = False
         configure(self, Guard(app), **options)
 
-    setattr(uvicorn.Config, "__init__", guarded)  # noqa: B010
+    setattr(uvicorn.Config, "__init__", guard)  # noqa: B010
     del sys.argv[0]
     found[0].load()()
 

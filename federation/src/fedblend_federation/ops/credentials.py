@@ -295,7 +295,7 @@ def _entry(one: PublicKey) -> str:
 def _node_of(settings: ServerSettings, public: PublicKeys, file: Path) -> NodeEntry:
     clients = sorted(one.client for one in public.clients)
     for node in settings.nodes:
-        if sorted(node.hosted) == clients:
+        if sorted(node.client_ids) == clients:
             return node
     raise RunError(f"{file}: {name_clients(clients)}: is no node of server.toml")
 

@@ -21,7 +21,7 @@ from fedblend.runs.run_folder import Folder, json_text, read_json, write_text
 from fedblend_federation.contract import contract_of
 from fedblend_federation.flower import processes
 from fedblend_federation.ops.audit import entries, entries_since
-from fedblend_federation.ops.registration import registered_nodes
+from fedblend_federation.ops.registration import link_nodes
 from fedblend_federation.ops.settings import ServerSettings, client_at
 from fedblend_federation.ops.supervisor import is_up
 from fedblend_federation.server.checkpoint import (
@@ -257,7 +257,7 @@ def run_experiment(
         run = _running(settings, folder)
         if run is None:
             _wait_for_server(folder)
-            write_nodes(folder / "server", registered_nodes(settings))
+            write_nodes(folder / "server", link_nodes(settings))
             run = processes.submit(settings, folder)
             write_text(folder / RUN, json_text({"run": run}))
         return run

@@ -67,15 +67,15 @@ def _register(settings: ServerSettings, link: "ControlClient") -> None:
     run_folder.write_text(path, run_folder.json_text(known))
 
 
-def registered_nodes(settings: ServerSettings) -> Nodes:
+def link_nodes(settings: ServerSettings) -> Nodes:
     """The nodes by the ids that the link gave to their keys, if ``register`` ran."""
     known = _read_members(settings)
     by_id = {
-        int(known[node.name]["node"]): Registered(node.name, node.hosted)
+        int(known[node.name]["node"]): Registered(node.name, node.client_ids)
         for node in settings.nodes
         if not node.retired and node.name in known
     }
-    gone = tuple(c for node in settings.nodes if node.retired for c in node.hosted)
+    gone = tuple(c for node in settings.nodes if node.retired for c in node.client_ids)
     return Nodes(by_id or None, gone)
 
 
@@ -85,12 +85,12 @@ def members(settings: ServerSettings) -> list[Member]:
     return [
         Member(
             node.name,
-            node.hosted,
+            node.client_ids,
             "retired"
             if node.retired
             else there.get(known.get(node.name, {}).get("node", ""), UNKNOWN),
         )
-        for node in sorted(settings.nodes, key=lambda node: min(node.hosted))
+        for node in sorted(settings.nodes, key=lambda node: min(node.client_ids))
     ]
 
 

@@ -116,12 +116,12 @@ class _Clients(Table):
             raise SettingError("client", "is missing; or give clients, a list")
         if several and not self.clients:
             raise SettingError("clients", "is empty")
-        if len(set(self.hosted)) < len(self.hosted):
+        if len(set(self.client_ids)) < len(self.client_ids):
             raise SettingError("clients", "names a client twice")
         return self
 
     @property
-    def hosted(self) -> tuple[int, ...]:
+    def client_ids(self) -> tuple[int, ...]:
         """The clients of the node."""
         return (self.client,) if self.client is not None else tuple(self.clients or ())
 
@@ -152,7 +152,7 @@ class ServerSettings(Table):
         again = sorted({name for name in names if names.count(name) > 1})
         if again:
             raise SettingError("nodes", f'"{again[0]}" is named twice')
-        clients = sorted(client for node in self.nodes for client in node.hosted)
+        clients = sorted(client for node in self.nodes for client in node.client_ids)
         if clients != list(range(len(clients))) or not names:
             wrong = f"clients {clients} are not 0, 1, ... without a gap"
             raise SettingError("nodes", wrong)
@@ -161,7 +161,7 @@ class ServerSettings(Table):
     @property
     def clients(self) -> int:
         """The number of clients of all nodes."""
-        return sum(len(node.hosted) for node in self.nodes)
+        return sum(len(node.client_ids) for node in self.nodes)
 
 
 class NodeData(Table):
@@ -250,12 +250,12 @@ class NodeSettings(_Clients):
                     update={"file": _client_path(self.data.file, client)}
                 ),
                 self.folder,
-                len(self.hosted),
+                len(self.client_ids),
                 self.roster,
                 self.secure_key and _client_path(self.secure_key, client),
                 self.bases,
             )
-            for client in self.hosted
+            for client in self.client_ids
         }
 
     @property
@@ -291,7 +291,7 @@ def client_at(path: Path, client: int | None) -> ClientSettings:
     if client not in known:
         named = "which one" if client is None else str(client)
         raise RunError(
-            f"--client: {named}? This node hosts {name_clients(node.hosted)}"
+            f"--client: {named}? This node hosts {name_clients(node.client_ids)}"
         )
     return known[client]
 
