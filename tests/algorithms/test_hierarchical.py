@@ -55,7 +55,10 @@ def models(kind, rounds, work=WORK, **options):
     ("kind", "rounds", "options"),
     [
         ("regression", 1, {"level": 1.0, "slopes": 0.1, "ridge": 0.01}),
-        ("binary", 8, {"level": 0.5, "slopes": 0.2, "ridge": 0.01}),
+        pytest.param(
+            *("binary", 8, {"level": 0.5, "slopes": 0.2, "ridge": 0.01}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *("classes", 8, {"level": 0.5, "slopes": 0.2, "ridge": 0.01}),
             marks=pytest.mark.slow,
