@@ -49,6 +49,7 @@ import fedblend as fb  # noqa: E402
 import fedblend_reproductions.datasets  # noqa: E402, F401 (some lines list them)
 from fedblend.cli import main as fedblend_main  # noqa: E402
 from fedblend.registry import ALGORITHMS, TRANSFORMS  # noqa: E402
+from fedblend.runs.saved_run import load  # noqa: E402
 
 SAME = 1e-5
 """What rounding may change, relative to the norm: float32 rounds at 6e-8, and a few
@@ -356,9 +357,9 @@ def run_by_command(name: str) -> dict[str, Entry]:
         code, _, said = command("run", "golden.toml", *sets, "--out", "out")
         if code:
             raise RuntimeError(said.strip())
-        shown = command("show", "out", "--format", "csv")[1]
+        rows = load("out").frame()
         settings = (place / "out" / "config.toml").read_text("utf-8")
-        return {"table": table(pd.read_csv(io.StringIO(shown))), "config": settings}
+        return {"table": table(rows), "config": settings}
 
 
 def auto() -> dict[str, Entry]:
