@@ -135,7 +135,7 @@ def direct(images, weight, *, stride=1, padding="VALID"):
     )
 
 
-def columns(images, weight, *, stride=1, padding="VALID"):
+def columns(images, weight, *, stride=1, padding: convolutions.Padding = "VALID"):
     """Copies shifted across, and a product for each row of the kernel."""
     high, wide, channels, outputs = weight.shape
     edges = [

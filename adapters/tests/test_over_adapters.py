@@ -130,7 +130,7 @@ def test_a_secure_sum_of_adapters_is_their_mean():
         shard = DATA.train.shard(client)
         up, _ = algorithm.client(down, (), shard, KEY)
         vector, layout = trees.ravel(up.delta)
-        assert encoding.clipped(np.asarray(vector), 1 / CLIENTS) == 0
+        assert encoding.count_clipped(np.asarray(vector), 1 / CLIENTS) == 0
         total += encoding.encode(np.asarray(vector), 1 / CLIENTS)
     mean = trees.unravel(jnp.asarray(encoding.decode(total)), layout)
     after = run(algorithm, rounds=1).shared
