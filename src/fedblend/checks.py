@@ -54,8 +54,8 @@ class Number:
     """A rule: finite numbers within bounds.
 
     ``whole`` numbers are neither floats nor booleans. ``clients`` allows an array or a
-    list over clients as well, ``optional`` None, ``endless`` infinity, and ``also`` all
-    values for which ``also(key, value)`` is true, which ``besides`` names.
+    list over clients as well, ``optional`` None, and ``also`` all values for which
+    ``also(key, value)`` is true, which ``besides`` names.
     """
 
     above: float | None = None
@@ -66,7 +66,6 @@ class Number:
     clients: bool = False
     each: str = EACH
     optional: bool = False
-    endless: bool = False
     besides: str = ""
     also: Callable[[str, Any], bool] = lambda key, value: False
 
@@ -88,7 +87,7 @@ class Number:
         ):
             raise UserError(key, value, str(self))
         wide = numbers.astype(np.float64)
-        fits = ~np.isnan(wide) if self.endless else np.isfinite(wide)
+        fits = np.isfinite(wide)
         for bound, inside in (
             (self.above, np.greater),
             (self.least, np.greater_equal),

@@ -16,9 +16,16 @@ from fedblend import compress
 from fedblend.core import Down, Ragged, Sender
 from fedblend.data.federated import Shards
 from fedblend.simulation import serialize
-from fedblend.transforms import _sparse_rows as sparse_rows
 from fedblend.transforms import entries_touched, fedselect
 from fedblend.transforms.central_loss import parameter_loss
+from fedblend.transforms.fedselect import (
+    close_rows,
+    count_rows,
+    gather,
+    lacking,
+    open_picked,
+    scatter,
+)
 
 MOVIES, WIDTH, ROUNDS, CLIENTS = 24, 3, 4, 6
 DENSE = WIDTH * WIDTH + WIDTH
@@ -140,7 +147,7 @@ def test_bits_are_those_of_a_clients_own_rows():
 
 
 def test_row_numbers_are_sorted_and_unique():
-    use = sparse_rows.count_rows(on, ("0", "1"), 1)
+    use = count_rows(on, ("0", "1"), 1)
     asking = fedselect(AVERAGE, on, **TABLE).wire.ask
     ask = jax.jit(lambda shard: asking((), shard)[1][0])
     for client in range(CLIENTS):
@@ -157,18 +164,18 @@ def test_row_numbers_are_sorted_and_unique():
 def test_gather_and_scatter_are_numpys():
     table = np.arange(24, dtype=np.float32).reshape(6, 2, 2)
     numbers = Ragged(jnp.array([1, 4, 5, 7777]), jnp.array(3, jnp.int32))
-    picked = sparse_rows.gather(jnp.asarray(table), numbers)
+    picked = gather(jnp.asarray(table), numbers)
     assert picked.values.used == 3 * 4
-    np.testing.assert_array_equal(sparse_rows.open_picked(picked)[:3], table[[1, 4, 5]])
-    assert (np.asarray(sparse_rows.open_picked(picked)[3]) == 0).all()
+    np.testing.assert_array_equal(open_picked(picked)[:3], table[[1, 4, 5]])
+    assert (np.asarray(open_picked(picked)[3]) == 0).all()
     wanted = np.zeros_like(table)
     wanted[[1, 4, 5]] = 2 * table[[1, 4, 5]]
     arrived = Ragged(jnp.array([1, 4, 5, 0]), numbers.used)  # zeros behind the end
-    doubled = sparse_rows.close_rows(2 * sparse_rows.open_picked(picked), picked)
+    doubled = close_rows(2 * open_picked(picked), picked)
     for sent in (numbers, arrived):
-        np.testing.assert_array_equal(sparse_rows.scatter(doubled, sent), wanted)
-        lacking = np.asarray(sparse_rows.lacking(6, sent))
-        np.testing.assert_array_equal(lacking, [True, False, True, True, False, False])
+        np.testing.assert_array_equal(scatter(doubled, sent), wanted)
+        without = np.asarray(lacking(6, sent))
+        np.testing.assert_array_equal(without, [True, False, True, True, False, False])
 
 
 def test_messages_survive_bytes_and_back():
@@ -219,7 +226,7 @@ def test_fields_without_numbers_of_rows_are_refused():
     shards = Shards(examples, on.train.starts, on.train.counts)
     for field, what in (("0", "float64 from -1.5"), ("1", "int32 from -2")):
         with pytest.raises(ValueError, match=f"field '{field}' holds {what}"):
-            sparse_rows.count_rows(fb.FederatedData(shards), (field,))
+            count_rows(fb.FederatedData(shards), (field,))
 
 
 def test_a_method_that_needs_all_rows_is_refused():
@@ -264,8 +271,6 @@ def test_a_method_that_needs_all_rows_is_refused():
 
 def test_a_client_with_more_rows_than_planned_sends_nothing_usable():
     algorithm = fedselect(AVERAGE, movies(seed=5, most=4), **TABLE)
-    shard = on.train.shard(
-        int(sparse_rows.count_rows(on, ("0", "1"), 1).counts.argmax())
-    )
+    shard = on.train.shard(int(count_rows(on, ("0", "1"), 1).counts.argmax()))
     aggregate = jax.jit(update_of(algorithm))(shard, jax.random.key(0))
     assert np.isnan(aggregate.delta.dense.bias).all()

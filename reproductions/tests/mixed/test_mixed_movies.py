@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.transforms._sparse_rows import count_rows
+from fedblend.transforms.fedselect import count_rows
 from fedblend_reproductions.mixed import disagreement, movies, recommendation
 from fedblend_reproductions.mixed.movie_runs import Setting, choose
 

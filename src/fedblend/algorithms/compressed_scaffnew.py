@@ -38,9 +38,9 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedblend import keys, trees
+from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.algorithms.scaffnew import Coin
+from fedblend.algorithms.scaffnew import Coin, toss
 from fedblend.checks import COUNT, POSITIVE, Count, Number
 from fedblend.compress import sparse
 from fedblend.compress.compressor import decode, encode
@@ -105,10 +105,8 @@ def compressed_scaffnew(
     def receive(seed, encoded, sender):
         return decode(masked(seed), encoded, None, sparse.NAME, sender.id)
 
-    def toss(key) -> Sent:
-        own = keys.named(key, "scaffnew")
-        local = jax.random.geometric(own, p, dtype=jnp.int32)
-        return Sent(local, sparse.seed_of(key))
+    def begin(key) -> dict[str, Sent]:
+        return {"scaffnew": Sent(toss(key, p), sparse.seed_of(key))}
 
     def enroll(params, shard, key):
         zeros, seed = trees.zeros_like(params), jnp.zeros(2, jnp.uint32)
@@ -118,7 +116,7 @@ def compressed_scaffnew(
     def start(params, joins, central, key):
         dealt_scales(clients, copies)  # refuses more copies than clients
         none = jnp.zeros((), jnp.int32)
-        return Down(params, none, extra={"scaffnew": toss(key)}), Coin(none)
+        return Down(params, none, extra=begin(key)), Coin(none)
 
     def client(down, client, shard, key):
         scale = p * dealt_scales(clients, copies)[0] / rate * copies / clients
@@ -138,7 +136,7 @@ def compressed_scaffnew(
     def server(aggregate, down, server, central, key):
         shared = trees.add(down.shared, aggregate.mean.delta)
         done = Coin(server.local + down.extra["scaffnew"].local)
-        return down._replace(shared=shared, extra={"scaffnew": toss(key)}), done
+        return down._replace(shared=shared, extra=begin(key)), done
 
     def undo(up, sender):
         seed = sender.down.extra["scaffnew"].seed

@@ -56,6 +56,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.algorithms.scaffnew import toss
 from fedblend.checks import (
     COUNT,
     FUNCTION,
@@ -252,8 +253,7 @@ def locodl(
 
     def begin(down, server, past, rows, key):
         """The message of the next round, and the server's state in it."""
-        own, steps = keys.named(key, "scaffnew"), keys.named(key, "central")
-        local = jax.random.geometric(own, p, dtype=jnp.int32)
+        local, steps = toss(key, p), keys.named(key, "central")
         target = drift(down.shared, server.dual, local, rows, steps)
         sent = Sent(local, () if alone else target)
         if one:

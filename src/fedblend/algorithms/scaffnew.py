@@ -39,7 +39,7 @@ import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.checks import COUNT, POSITIVE, is_traced
-from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
+from fedblend.core import Algorithm, Down, Key, Loss, Needs, PyTree, Up
 from fedblend.local import Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import algorithm, instead_of
@@ -58,6 +58,11 @@ class Coin(NamedTuple):
     local: jax.Array
 
 
+def toss(key: Key, p: float) -> jax.Array:
+    """The local steps until a coin of probability p says to communicate."""
+    return jax.random.geometric(keys.named(key, "scaffnew"), p, dtype=jnp.int32)
+
+
 @algorithm(everyone=True)
 def scaffnew(loss: Loss, work: Work) -> Algorithm:
     """Local steps with control variates, as many as a common coin says.
@@ -73,16 +78,13 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
     p = 1 / steps
     train = partial(descend_times, gradient(loss), work=work)
 
-    def toss(key) -> Coin:
-        own = keys.named(key, "scaffnew")
-        return Coin(jax.random.geometric(own, p, dtype=jnp.int32))
-
     def enroll(params, shard, key):
         return (), ScaffnewClient(trees.zeros_like(params), params)
 
     def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
-        return Down(params, none, extra={"scaffnew": toss(key)}), Coin(none)
+        first = Coin(toss(key, p))
+        return Down(params, none, extra={"scaffnew": first}), Coin(none)
 
     def client(down, client, shard, key):
         moved = trees.subtract(down.shared, client.reached)
@@ -98,7 +100,8 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
     def server(aggregate, down, server, central, key):
         shared = trees.add(down.shared, aggregate.mean.delta)
         done = trees.add(server, down.extra["scaffnew"])
-        return down._replace(shared=shared, extra={"scaffnew": toss(key)}), done
+        extra = {"scaffnew": Coin(toss(key, p))}
+        return down._replace(shared=shared, extra=extra), done
 
     # Noise in the shared model moves every h_i by p/rate times that noise.
     several = is_traced(steps) or steps > 1

@@ -60,7 +60,7 @@ def copy(path: Path, to: Path, about: Mapping[str, str]) -> None:
     try:
         arrays, words = unpack(path.read_bytes())
     except WireError as error:
-        raise CheckpointError(f"checkpoint {path}: {error}") from None
+        raise _error(path, error) from None
     words["about"] = json.dumps({**json.loads(words["about"]), **about})
     write_atomically(to, pack_named(arrays, words))
 
@@ -72,15 +72,13 @@ def restore(path: Path, run: Run) -> None:
     for name, value in _plan(run).items():
         saved = words["plan"].get(name)
         if saved != value:
-            raise CheckpointError(
-                f"checkpoint {path}: was made with {name} {saved}, this run has {value}"
-            )
+            raise _error(path, f"was made with {name} {saved}, this run has {value}")
     try:
         changed = len(arrays.get("['store']['ids']", ()))
         content = build_tree(arrays, run.snapshot_template(changed))
         run.restore(content, words["round"], words["records"])
     except (WireError, StoreError) as error:
-        raise CheckpointError(f"checkpoint {path}: {error}") from None
+        raise _error(path, error) from None
 
 
 def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -88,21 +86,23 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         arrays, words = unpack(path.read_bytes())
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path}: {error.strerror}") from None
+        raise _error(path, error.strerror) from None
     except WireError as error:
-        raise CheckpointError(f"checkpoint {path}: {error}") from None
+        raise _error(path, error) from None
     version = str(words.get("fedblend", ""))
     if not version.isdecimal():
-        raise CheckpointError(f"checkpoint {path}: not a fedblend checkpoint")
+        raise _error(path, "not a fedblend checkpoint")
     if int(version) > VERSION:
-        raise CheckpointError(
-            f"checkpoint {path}: version {version} is newer than this fedblend, "
-            f"which reads up to {VERSION}"
+        raise _error(
+            path,
+            f"version {version} is newer than this fedblend, "
+            f"which reads up to {VERSION}",
         )
     if int(version) < VERSION:
-        raise CheckpointError(
-            f"checkpoint {path}: version {version} is older than this fedblend, which "
-            f"reads only {VERSION}; begin the run again in another folder"
+        raise _error(
+            path,
+            f"version {version} is older than this fedblend, which "
+            f"reads only {VERSION}; begin the run again in another folder",
         )
     try:
         return arrays, {
@@ -116,9 +116,11 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             "about": dict(json.loads(words["about"])),
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"checkpoint {path}: its words are damaged ({type(error).__name__})"
-        ) from None
+        raise _error(path, f"its words are damaged ({type(error).__name__})") from None
+
+
+def _error(path: Path, why: Any) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path}: {why}")
 
 
 def _plan(run: Run) -> dict[str, Any]:

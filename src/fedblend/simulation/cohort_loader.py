@@ -20,6 +20,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
+from fedblend.simulation import devices
 from fedblend.simulation.aggregators import RunningSum, empty, replace_mean
 from fedblend.simulation.devices import Cut, Worker, bytes_of
 from fedblend.simulation.engine import Engine
@@ -297,7 +298,8 @@ class CohortLoader:
         )
         if self._engine.keys is None:
             arrays = tuple(array[0] for array in arrays)
-        return self._engine.place_plan(self._members(*arrays))
+        lie = devices.sharding(self._engine.mesh, self._engine.keys, 1)
+        return devices.place(self._members(*arrays), lie)
 
 
 def _row_bytes(split: Shards) -> int:

@@ -319,7 +319,13 @@ class Programs:
                 else ahead.result()
             )
             self.compile_seconds += time.perf_counter() - begun
-        found = self._run(name, arguments)
+        try:
+            found = self.compiled[name](*arguments)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            allowed = "small enough: so many clients do not fit the device's memory"
+            raise UserError("chunk", self._settings.chunk, allowed) from None
         if spread is None:
             return found
         return tuple(
@@ -354,10 +360,20 @@ class Programs:
         if self._replicas is not None:
             function = jax.vmap(function, (*self._axes, *axes), out_axes)
         jit_options: dict[str, Any] = {"donate_argnums": donate}
-        if spread is not None:
-            function, results = self._spread(function, lie, out_axes, spread)
-            jit_options["out_shardings"] = results
         whole = devices.sharding(self._mesh, None, None)
+        if spread is not None:  # on all devices, each with its part of arguments
+            outward = self._lie(out_axes, spread.results)
+            function = jax.shard_map(
+                function,
+                mesh=self._mesh,
+                in_specs=jax.tree.map(lambda one: one.spec, lie),
+                out_specs=jax.tree.map(lambda one: one.spec, outward),
+                check_vma=False,
+            )
+            jit_options["out_shardings"] = tuple(
+                one if place == spread.stay else whole
+                for place, one in enumerate(outward)
+            )
         lowered = lower(
             jax.jit(function, **jit_options).trace(*arguments),
             arguments,
@@ -366,15 +382,6 @@ class Programs:
         )
         options = devices.compiler_options(spread is not None, self._rounds)
         return partial(lowered.compile, options)
-
-    def _run(self, name: str, arguments: Sequence[Any]) -> Any:
-        try:
-            return self.compiled[name](*arguments)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            allowed = "small enough: so many clients do not fit the device's memory"
-            raise UserError("chunk", self._settings.chunk, allowed) from None
 
     def _lie(self, axes: Sequence[Any], clients: Sequence[int | None]) -> Any:
         """Where each argument or result lies, by its axes of replicas and clients."""
@@ -389,31 +396,6 @@ class Programs:
             )
 
         return tuple(map(one, axes, clients))
-
-    def _spread(
-        self,
-        function: Callable[..., Any],
-        lie: Any,
-        out_axes: Any,
-        spread: ClientAxes,
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The function on all devices of the mesh, each with its part of arguments.
-
-        Also where its results lie.
-        """
-        outward = self._lie(out_axes, spread.results)
-        function = jax.shard_map(
-            function,
-            mesh=self._mesh,
-            in_specs=jax.tree.map(lambda one: one.spec, lie),
-            out_specs=jax.tree.map(lambda one: one.spec, outward),
-            check_vma=False,
-        )
-        whole = devices.sharding(self._mesh, None, None)
-        results = tuple(
-            one if place == spread.stay else whole for place, one in enumerate(outward)
-        )
-        return function, results
 
     def _place(self, argument: PyTree, lie: Any) -> PyTree:
         """An argument on its devices; what never changes is brought there once."""

@@ -139,10 +139,6 @@ class Engine:
         found.programs.compiled = shared.setdefault(name, {})
         return found
 
-    def place_plan(self, plan: Members) -> Members:
-        """The members of a block's rounds on their devices."""
-        return devices.place(plan, devices.sharding(self.mesh, self.keys, 1))
-
     def _turns(self, cut: Cut, together: bool = False) -> np.ndarray | None:
         """The chunks of each group of a device; all devices take as many ``together``.
 

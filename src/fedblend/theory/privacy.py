@@ -268,9 +268,7 @@ def tree_cost(
         runs: number of runs of all rounds, with other seeds.
     """
     _check(adjacency)
-    if noise == 0:
-        return Guarantee(None, delta, adjacency, "there is no noise")
-    if (epoch or 1) % tree:
+    if noise > 0 and (epoch or 1) % tree:
         drawn = (
             f"drawn in epochs of {epoch} rounds" if epoch else "drawn in every round"
         )
@@ -279,11 +277,11 @@ def tree_cost(
             f"{tree}; epochs of {tree} or a multiple are needed"
         )
         return Guarantee(None, delta, adjacency, reason)
-    if rounds == 0:
-        return Guarantee(0.0, delta, adjacency)
-    nodes = runs * _nodes(rounds, epoch or 1, tree)
-    epsilon = gaussian_epsilon(nodes * (MOVES[adjacency] / noise) ** 2, delta)
-    return Guarantee(epsilon, delta, adjacency)
+    # In a tree of T rounds the first leaf is below a node of every size up to T: 1, 2,
+    # 4, .., as many as T has binary digits.
+    whole, rest = divmod(rounds, epoch or 1)
+    nodes = whole * tree.bit_length() + min(rest, tree).bit_length()
+    return _compose(runs * nodes, MOVES[adjacency], noise, delta, adjacency)
 
 
 @gate(
@@ -323,23 +321,21 @@ def blt_cost(
         runs: number of runs of all rounds, with other seeds.
     """
     _check(adjacency)
+    moved = 0.0
+    if rounds > 0:
+        far = sensitivity(strategy, rounds, separation, participations)
+        moved = MOVES[adjacency] * far
+    return _compose(runs, moved, noise, delta, adjacency)
+
+
+def _compose(
+    times: int, moved: float, noise: float, delta: float, adjacency: str
+) -> Guarantee:
+    """The guarantee of so many Gaussian mechanisms, each of which a client moves."""
     if noise == 0:
         return Guarantee(None, delta, adjacency, "there is no noise")
-    if rounds == 0:
-        return Guarantee(0.0, delta, adjacency)
-    moved = MOVES[adjacency] * sensitivity(strategy, rounds, separation, participations)
-    epsilon = gaussian_epsilon(runs * (moved / noise) ** 2, delta)
+    epsilon = gaussian_epsilon(times * (moved / noise) ** 2, delta)
     return Guarantee(epsilon, delta, adjacency)
-
-
-def _nodes(rounds: int, epoch: int, tree: int) -> int:
-    """The most nodes that a client can be in, taking part once in every epoch.
-
-    In a tree of T rounds the first leaf is below a node of every size up to T: 1, 2,
-    4, .., as many as T has binary digits.
-    """
-    whole, rest = divmod(rounds, epoch)
-    return whole * tree.bit_length() + min(rest, tree).bit_length()
 
 
 def _poisson_cost(

@@ -27,6 +27,9 @@ a padding of 0, must not change: every client requests the first ``always`` rows
 client receives and sends its own rows only, and R_i once a round; bits are counted so.
 The final model is the whole one: the last broadcast is not cut.
 
+Row numbers are sorted and unique; a ``Ragged`` has room for those of the client that
+uses most, and entries behind a client's own are ignored.
+
 The loss may use a row of E only if an example of the client names it. A penalty on all
 of E belongs to the server (``mixed_fl``). On accelerators that add the gradients of a
 table in no fixed order, no run repeats bit for bit, with or without this transform.
@@ -39,11 +42,13 @@ arXiv:2208.09432.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend.batches import everything
 from fedblend.checks import Whole
@@ -51,10 +56,83 @@ from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard, Wire
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.registry import transform
-from fedblend.transforms import _sparse_rows as sparse_rows
 from fedblend.transforms._compose import delta_of
-from fedblend.transforms._sparse_rows import entries_touched as entries_touched
-from fedblend.trees import leaves_by_path
+from fedblend.trees import leaves_by_path, map_with_path
+
+_NO_ROW = np.iinfo(np.int32).max
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Picked:
+    """Some rows, one after the other, of an array of this shape."""
+
+    values: Ragged
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+
+class Use(NamedTuple):
+    """The rows that clients use: ``counts`` [clients], and the largest row number."""
+
+    counts: np.ndarray
+    largest: int
+
+
+def count_rows(
+    federated_data: FederatedData, fields: Sequence[str], always: int = 0
+) -> Use:
+    """How many rows each client's training examples name in these fields.
+
+    Args:
+        federated_data: the clients.
+        fields: paths of fields of the examples that hold numbers of rows.
+        always: number of first rows that count for every client.
+    """
+    train = federated_data.train
+    known = leaves_by_path(train.examples)
+    columns = []
+    for field in fields:
+        if field not in known:
+            raise ValueError(
+                f"fedselect: no field {field!r} in the examples, which have "
+                f"{', '.join(map(repr, known))}"
+            )
+        column = np.asarray(known[field])
+        if not np.issubdtype(column.dtype, np.integer) or column.min(initial=0) < 0:
+            raise ValueError(
+                f"fedselect: field {field!r} holds {column.dtype} from "
+                f"{column.min(initial=0)} on, not numbers of rows"
+            )
+        columns.append(column)
+    counts = []
+    for first, count in zip(train.starts, train.counts, strict=True):
+        own = [column[first : first + count].ravel() for column in columns]
+        counts.append(np.unique(np.concatenate([np.arange(always), *own])).size)
+    largest = max(always - 1, *(int(column.max()) for column in columns))
+    return Use(np.array(counts), largest)
+
+
+def entries_touched(
+    params: PyTree,
+    federated_data: FederatedData,
+    *,
+    rows: Mapping[str, Sequence[str]],
+    always: int = 0,
+) -> np.ndarray:
+    """Number of parameters that each client uses under ``fedselect``, [clients].
+
+    A client receives and sends this many numbers a round, stores them, and moves them
+    at every local step (2 flops each if the step is plain); without ``fedselect`` the
+    number is ``trees.size(params)`` for all. Arguments as for ``fedselect``.
+    """
+    total = np.zeros(federated_data.clients, np.int64)
+    for name, leaf in leaves_by_path(params).items():
+        if name in rows:
+            use = count_rows(federated_data, rows[name], always)
+            total += use.counts * prod(leaf.shape[1:])
+        else:
+            total += leaf.size
+    return total
 
 
 @transform(encodes=True)
@@ -77,7 +155,7 @@ def fedselect(
         always: number of first rows that every client gets, whose numbers stay.
     """
     uses = {
-        name: sparse_rows.count_rows(federated_data, fields, always)
+        name: count_rows(federated_data, fields, always)
         for name, fields in _group_fields(rows).items()
     }
     return select_within(algorithm, uses, rows=rows, always=always)
@@ -85,7 +163,7 @@ def fedselect(
 
 def select_within(
     algorithm: Algorithm,
-    most: Mapping[str, sparse_rows.Use],
+    most: Mapping[str, Use],
     *,
     rows: Mapping[str, Sequence[str]],
     always: int = 0,
@@ -106,7 +184,7 @@ def select_within(
         """The rows that a client uses, for each group of fields."""
         own = leaves_by_path(everything(shard).rows)
         return tuple(
-            sparse_rows.numbers_in([own[field] for field in group], use, always)
+            numbers_in([own[field] for field in group], use, always)
             for group, use in uses.items()
         )
 
@@ -137,7 +215,7 @@ def select_within(
             raise ValueError("fedselect: an encoded correction has no rows to pick")
         _refuse_tables(message.extra, message.shared, fields_of)
         shared, correction = (
-            sparse_rows.change(name_rows(wanted), sparse_rows.gather, tree)
+            change(name_rows(wanted), gather, tree)
             for tree in (message.shared, message.correction)
         )
         return message._replace(shared=shared, correction=correction)
@@ -149,16 +227,14 @@ def select_within(
             for group, ids in zip(groups, wanted, strict=True)
             for field in group
         }
-        examples = sparse_rows.change(numbers, sparse_rows.places, given)
+        examples = change(numbers, places, given)
         own = dataclasses.replace(
             shard, examples=examples, start=jnp.zeros_like(shard.start)
         )
-        received = leaves_by_path(down.shared, sparse_rows.is_picked)
-        if not all(sparse_rows.is_picked(received[name]) for name in fields_of):
+        received = leaves_by_path(down.shared, is_picked)
+        if not all(is_picked(received[name]) for name in fields_of):
             raise ValueError("fedselect: a transform around it sends whole tables")
-        small = jax.tree.map(
-            sparse_rows.open_picked, down, is_leaf=sparse_rows.is_picked
-        )
+        small = jax.tree.map(open_picked, down, is_leaf=is_picked)
         up, client = algorithm.client(small, client, own, key)
         _refuse_tables(up.extra, small.shared, fields_of)
         corrected = not set(fields_of).isdisjoint(leaves_by_path(small.correction))
@@ -168,12 +244,16 @@ def select_within(
                 "of one rate, so that it is unknown how a correction moves the rows "
                 "they lack"
             )
-        found = _has_all(leaves_by_path(given), leaves_by_path(examples), numbers)
+        asked, places_of = leaves_by_path(given), leaves_by_path(examples)
+        found = jnp.stack(
+            [
+                (ids.buffer[places_of[field]] == asked[field]).all()
+                for field, ids in numbers.items()
+            ]
+        ).all()
         delta = jax.tree.map(
             # A client with more rows than planned sends nothing usable.
-            lambda leaf, row: sparse_rows.close_rows(
-                jnp.where(found, leaf, jnp.nan), row
-            ),
+            lambda leaf, row: close_rows(jnp.where(found, leaf, jnp.nan), row),
             delta_of(up, "fedselect"),
             down.shared,
         )
@@ -187,14 +267,14 @@ def select_within(
         wanted, step_sum = up.extra["fedselect"]
         own, delta = (
             name_rows(wanted),
-            leaves_by_path(up.delta, sparse_rows.is_picked),
+            leaves_by_path(up.delta, is_picked),
         )
         lack = tuple(
-            sparse_rows.lacking(delta[name].shape[0], ids).astype(far.dtype) * far
+            lacking(delta[name].shape[0], ids).astype(far.dtype) * far
             for name, ids in own.items()
             for far in jax.tree.leaves(step_sum)
         )
-        whole = sparse_rows.change(own, sparse_rows.scatter, up.delta)
+        whole = change(own, scatter, up.delta)
         inner = algorithm.wire.decode(up._replace(delta=whole), sender)
         return inner._replace(extra=inner.extra | {"fedselect": lack})
 
@@ -206,7 +286,7 @@ def select_within(
             for name, far in zip(fields_of, lack, strict=bool(lack))
             if name in correction
         }
-        delta = sparse_rows.change(drift, jnp.subtract, aggregate.mean.delta)
+        delta = change(drift, jnp.subtract, aggregate.mean.delta)
         aggregate = aggregate._replace(mean=aggregate.mean._replace(delta=delta))
         return algorithm.server(aggregate, down, server, central, key)
 
@@ -269,15 +349,78 @@ def _refuse_tables(extra: PyTree, shared: PyTree, names: Mapping[str, object]) -
             )
 
 
-def _has_all(given, renumbered, numbers: Mapping[str, Ragged]) -> jax.Array:
-    """Whether every number of the examples is among those requested."""
-    checks = [
-        (ids.buffer[renumbered[field]] == given[field]).all()
-        for field, ids in numbers.items()
-    ]
-    return jnp.stack(checks).all()
-
-
 def _scale_rows(factors: jax.Array, table: jax.Array) -> jax.Array:
     spread = factors.reshape(-1, *(1,) * (table.ndim - 1))
     return spread.astype(table.dtype) * table
+
+
+def change(others: Mapping[str, Any], function: Callable, tree: PyTree) -> PyTree:
+    """The tree with ``function(leaf, others[name])`` at the leaves of these names."""
+
+    def change_leaf(name, leaf):
+        return function(leaf, others[name]) if name in others else leaf
+
+    return map_with_path(change_leaf, tree, is_leaf=is_picked)
+
+
+def is_picked(node: Any) -> bool:
+    """Whether this is a ``Picked``."""
+    return isinstance(node, Picked)
+
+
+def numbers_in(columns: Sequence[jax.Array], use: Use, always: int) -> Ragged:
+    """The row numbers in these columns, and the first ``always``."""
+    present = jnp.arange(use.largest + 1) < always
+    for column in columns:
+        present = present.at[column.reshape(-1)].set(True)
+    most = int(use.counts.max())
+    (numbers,) = jnp.nonzero(present, size=most, fill_value=_NO_ROW)
+    used = jnp.minimum(present.sum(dtype=jnp.int32), most)
+    return Ragged(numbers.astype(jnp.int32), used)
+
+
+def places(column: jax.Array, numbers: Ragged) -> jax.Array:
+    """The place of every number of a column among the client's row numbers."""
+    return jnp.searchsorted(numbers.buffer, column).astype(column.dtype)
+
+
+def gather(table: jax.Array, numbers: Ragged) -> Picked:
+    """These rows of a table, then zeros."""
+    rows = table.at[numbers.buffer].get(mode="fill", fill_value=0)
+    return _pack(rows, numbers.used, table.shape)
+
+
+def open_picked(node: Any) -> Any:
+    """The rows as a small table, if this is a ``Picked``."""
+    if not is_picked(node):
+        return node
+    return node.values.buffer.reshape(-1, *node.shape[1:])
+
+
+def close_rows(rows: jax.Array, picked: Any) -> Any:
+    """Rows of a small table as they are sent, if they came in a ``Picked``."""
+    if not is_picked(picked):
+        return rows
+    width = max(prod(picked.shape[1:]), 1)
+    return _pack(rows, picked.values.used // width, picked.shape)
+
+
+def scatter(picked: Picked, numbers: Ragged) -> jax.Array:
+    """The whole array, with zeros in the other rows."""
+    whole = jnp.zeros(picked.shape, picked.values.buffer.dtype)
+    return whole.at[_own(numbers)].set(open_picked(picked), mode="drop")
+
+
+def lacking(size: int, numbers: Ragged) -> jax.Array:
+    """Which of ``size`` rows are not among these."""
+    return jnp.ones(size, bool).at[_own(numbers)].set(False, mode="drop")
+
+
+def _own(numbers: Ragged) -> jax.Array:
+    """The numbers in use; the receiver has zeros behind them."""
+    place = jnp.arange(numbers.buffer.size)
+    return jnp.where(place < numbers.used, numbers.buffer, _NO_ROW)
+
+
+def _pack(rows: jax.Array, used: jax.Array, shape: tuple[int, ...]) -> Picked:
+    return Picked(Ragged(rows.reshape(-1), used * prod(shape[1:])), tuple(shape))

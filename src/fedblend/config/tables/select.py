@@ -16,8 +16,7 @@ from fedblend.core import Algorithm, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
-from fedblend.transforms._sparse_rows import Use, count_rows
-from fedblend.transforms.fedselect import select_within
+from fedblend.transforms.fedselect import Use, count_rows, select_within
 from fedblend.trees import leaves_by_path
 
 if TYPE_CHECKING:
