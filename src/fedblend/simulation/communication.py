@@ -62,7 +62,16 @@ class CommunicationLog:
         self.up = np.zeros(clients, np.int64)
         self.down = np.zeros(clients, np.int64)
         self.joined = np.zeros(clients, bool)
-        self.total_up = self.total_down = 0
+
+    @property
+    def total_up(self) -> int:
+        """What all clients have sent."""
+        return int(self.up.sum())
+
+    @property
+    def total_down(self) -> int:
+        """What all clients have received."""
+        return int(self.down.sum())
 
     def join(self, ids: np.ndarray) -> None:
         """Count the enrollment of those who have not joined yet."""
@@ -71,8 +80,6 @@ class CommunicationLog:
         self.joined[new] = True
         self.down[new] += self.sizes.params
         self.up[new] += self.sizes.join
-        self.total_down += len(new) * self.sizes.params
-        self.total_up += len(new) * self.sizes.join
 
     def enter(
         self,
@@ -90,8 +97,6 @@ class CommunicationLog:
         np.add.at(self.up, ids[sent], up[sent])
         down = np.where(real, self.sizes.down + ragged_down, 0)
         np.add.at(self.down, ids[real], down[real])
-        self.total_up += int(up.sum())
-        self.total_down += int(down.sum())
         kinds = (RECEIVED, DROPPED, REJECTED)
         return Totals(*(int((status == kind).sum()) for kind in kinds))
 
@@ -104,4 +109,3 @@ class CommunicationLog:
         self.up, self.down, self.joined = (
             np.array(snapshot[name]) for name in ("up", "down", "joined")
         )
-        self.total_up, self.total_down = int(self.up.sum()), int(self.down.sum())

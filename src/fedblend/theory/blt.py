@@ -77,25 +77,25 @@ INDEPENDENT = Blt()
 """The identity: every round has noise of its own."""
 
 
-class _Strategy:
-    """A rule: a ``Blt`` for which the sensitivity holds."""
+def check_strategy(key: str, value: Any) -> Blt:
+    """A rule: a ``Blt`` whose coefficients are nonnegative and do not increase.
 
-    def __call__(self, key: str, value: Any) -> Blt:
-        """The strategy, if its coefficients are nonnegative and do not increase."""
-        allowed = (
-            "a Blt with a decay in [0, 1) and a weight of at least 0 for each buffer, "
-            "weights of at most 1 together"
-        )
-        if not isinstance(value, Blt) or len(value.decays) != len(value.weights):
-            raise UserError(key, value, allowed)
-        decays, weights = np.asarray(value.decays, float), np.asarray(value.weights)
-        inside = ((decays >= 0) & (decays < 1)).all() and (weights >= 0).all()
-        if not inside or not weights.sum() <= 1:
-            raise UserError(key, value, allowed)
-        return value
+    The sensitivity holds for such strategies.
+    """
+    allowed = (
+        "a Blt with a decay in [0, 1) and a weight of at least 0 for each buffer, "
+        "weights of at most 1 together"
+    )
+    if not isinstance(value, Blt) or len(value.decays) != len(value.weights):
+        raise UserError(key, value, allowed)
+    decays, weights = np.asarray(value.decays, float), np.asarray(value.weights)
+    inside = ((decays >= 0) & (decays < 1)).all() and (weights >= 0).all()
+    if not inside or not weights.sum() <= 1:
+        raise UserError(key, value, allowed)
+    return value
 
 
-STRATEGY = _Strategy()
+STRATEGY = check_strategy
 BUFFERS = Number(least=0, most=10, whole=True)
 
 
