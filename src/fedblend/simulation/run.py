@@ -321,28 +321,29 @@ class Run(Results):
         alone = [] if local is None else local.complete().measured
         measured = [self.measured[number] for number in numbers if self.measured]
         found.measured = add_local(measured, alone)
+        asked, last = self._evaluation, []
+        if local is not None:
+            counts = asked.counts
+            last = [spreads(one, counts, asked.metrics) for one in found.measured]
+
+        def pick(record: Record, place: int) -> Record:
+            """The record with its share of the seconds, and training alone."""
+            measures = record.measures
+            if local is not None:
+                measures = Measures(
+                    (split, Models({**models, "local": last[place][split]["local"]}))
+                    for split, models in measures.items()
+                )
+            seconds = share * record.seconds
+            return dataclasses.replace(record, seconds=seconds, measures=measures)
+
         records = [
-            [
-                found._share_of(record[number], share, place)
-                for place, number in enumerate(numbers)
-            ]
+            [pick(record[number], place) for place, number in enumerate(numbers)]
             for record in self.records
         ]
         single = found.replicas is None
         found.records = [each[0] if single else each for each in records]
         return found
-
-    def _share_of(self, record: Record, share: float, place: int) -> Record:
-        """A record of a replica with its share of the seconds, and training alone."""
-        measures, asked = record.measures, self._evaluation
-        if self._local is not None:
-            last = spreads(self.measured[place], asked.counts, asked.metrics)
-            measures = Measures(
-                (split, Models({**models, "local": last[split]["local"]}))
-                for split, models in measures.items()
-            )
-        seconds = share * record.seconds
-        return dataclasses.replace(record, seconds=seconds, measures=measures)
 
     def _ready(self) -> "Run":
         return self.complete() if self.down is None else self

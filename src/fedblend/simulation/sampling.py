@@ -256,12 +256,6 @@ def client_weights(
         values = np.ones(clients)
     if strata is None:
         return Weights(values, values)
-    check(strata, needs, reduction)
-    return weigh_strata(strata, values)
-
-
-def check(strata: Strata, needs: Needs, reduction: str) -> None:
-    """Refuse settled strata that would break an algorithm."""
     if needs.uniform:
         raise ValueError("strata: this algorithm needs clients of equal weight")
     there, sizes = np.bincount(strata.of), np.asarray(strata.sizes)
@@ -273,6 +267,7 @@ def check(strata: Strata, needs: Needs, reduction: str) -> None:
         )
     if reduction != "mean":
         raise ValueError(f"strata: {reduction!r} ignores weights; it has to be 'mean'")
+    return weigh_strata(strata, values)
 
 
 def weigh_strata(strata: Strata, values: np.ndarray) -> Weights:
