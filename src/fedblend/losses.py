@@ -58,18 +58,9 @@ def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
     """The mean loss over the rows of a batch that count."""
     if isinstance(loss, HiddenLoss):
         return loss.objective(params, batch)
-    losses = _losses(loss, params, batch.rows)
-    if batch.mask is None:
-        return losses.mean()
-    count = batch.mask.astype(losses.dtype).sum()
-    return jnp.where(batch.mask, losses, 0).sum() / jnp.maximum(count, 1)
-
-
-def _losses(loss: Loss, params: PyTree, rows: PyTree) -> jax.Array:
-    """The losses of rows; one line where parameters, rows and loss do not fit."""
-    given = f"parameters {_shapes(params)} and rows {_shapes(rows)}"
+    given = f"parameters {_shapes(params)} and rows {_shapes(batch.rows)}"
     try:
-        losses = loss(params, rows)
+        losses = loss(params, batch.rows)
     except InputError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -77,12 +68,15 @@ def _losses(loss: Loss, params: PyTree, rows: PyTree) -> jax.Array:
         raise SettingError(
             "loss", f"fails on {given}: {type(error).__name__}: {text}"
         ) from error
-    wanted = np.shape(jax.tree.leaves(rows)[0])[:1]
+    wanted = np.shape(jax.tree.leaves(batch.rows)[0])[:1]
     if np.shape(losses) != wanted:
         allowed = f"one number for each row, {wanted}"
         said = f"an array of shape {np.shape(losses)} of {given}"
         raise UserError("loss", losses, allowed, said)
-    return losses
+    if batch.mask is None:
+        return losses.mean()
+    count = batch.mask.astype(losses.dtype).sum()
+    return jnp.where(batch.mask, losses, 0).sum() / jnp.maximum(count, 1)
 
 
 def _shapes(tree: PyTree) -> str:

@@ -183,18 +183,17 @@ def shapes_of(arrays: Mapping[str, Any], params: PyTree) -> PyTree:
         return Neighbors(**{name: found[name] for name in Neighbors._fields})
     if "alpha" in own:
         return Blend(own["alpha"], params, params)  # pyright: ignore
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _match_rank(own, jax.tree_util.keystr(path), leaf), params
-    )
 
+    def match_rank(path, leaf):
+        """The leaf, or that of a mixture of products, whose rank is twice as large."""
+        name = jax.tree_util.keystr(path)
+        twice = {
+            "['a']": (2 * leaf.shape[0], *leaf.shape[1:]) if leaf.shape else (),
+            "['b']": (*leaf.shape[:-1], 2 * leaf.shape[-1]) if leaf.shape else (),
+        }
+        known = own.get(name)
+        if known is None or known.shape != twice.get(name[-5:]):
+            return leaf
+        return jax.ShapeDtypeStruct(known.shape, leaf.dtype)
 
-def _match_rank(own: Mapping[str, Any], name: str, leaf: Any) -> Any:
-    """A leaf of the parameters, or of a mixture of products: the rank is twice that."""
-    twice = {
-        "['a']": (2 * leaf.shape[0], *leaf.shape[1:]) if leaf.shape else (),
-        "['b']": (*leaf.shape[:-1], 2 * leaf.shape[-1]) if leaf.shape else (),
-    }
-    known = own.get(name)
-    if known is None or known.shape != twice.get(name[-5:]):
-        return leaf
-    return jax.ShapeDtypeStruct(known.shape, leaf.dtype)
+    return jax.tree_util.tree_map_with_path(match_rank, params)

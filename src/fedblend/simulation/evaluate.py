@@ -255,7 +255,21 @@ class Evaluation:
         server sends nothing have no shared model to measure.
         """
         if self.goes_by_rows:
-            return self._measure_rows(down.shared, examples, places)
+            numbers, by_row = {}, {}
+            for name, counts in self.counts.items():
+                found = evaluate_rows(
+                    self.metrics,
+                    down.shared,
+                    examples[name],
+                    places[name],
+                    counts,
+                    self.splits[name].capacity,
+                    self.replicas or 1,
+                )
+                numbers[name], by_row[name] = (
+                    {"personal": one, "shared": one} for one in found
+                )
+            return numbers, {name: by_row[name] for name in self.row_splits}
         algorithm = settings.build(hyper)
         capacity = {name: split.capacity for name, split in self.splits.items()}
 
@@ -282,29 +296,6 @@ class Evaluation:
     def row_splits(self) -> list[str]:
         """The splits whose rows are kept, to compare models row by row."""
         return [name for name in self.splits if name != "train"] or list(self.splits)
-
-    def _measure_rows(
-        self,
-        model: PyTree,
-        examples: Mapping[str, PyTree],
-        places: Mapping[str, tuple[jax.Array, jax.Array]],
-    ) -> tuple[PyTree, PyTree]:
-        """``measure`` where all clients have the same model."""
-        replicas, numbers, by_row = self.replicas or 1, {}, {}
-        for name, counts in self.counts.items():
-            found = evaluate_rows(
-                self.metrics,
-                model,
-                examples[name],
-                places[name],
-                counts,
-                self.splits[name].capacity,
-                replicas,
-            )
-            numbers[name], by_row[name] = (
-                {"personal": of, "shared": of} for of in found
-            )
-        return numbers, {name: by_row[name] for name in self.row_splits}
 
     def split_replicas(
         self, values: PyTree, alone: Sequence[Measured]

@@ -142,7 +142,17 @@ def mixed_fl(
                 "and merge_optimizer go with parallel and two_way"
             )
         return _encode_correction(_one_way(algorithm, g_c), compressor)
-    merged = _merging(merge, merge_optimizer, "sum" if how == "parallel" else "average")
+    factors: Merge = "sum" if how == "parallel" else "average"
+    factors = factors if merge is None else merge
+    if isinstance(factors, str):
+        if factors not in MERGES:
+            raise ValueError(
+                f"merge: {merge!r} is unknown, it is {', '.join(MERGES)} or two numbers"
+            )
+        factors = MERGES[factors]
+    if len(factors) != 2 or min(factors) < 0:
+        raise ValueError(f"merge: {merge} are not two numbers, 0 or more")
+    merged = Merging(factors, resolve(merge_optimizer, 0, 1))
     if how == "parallel":
         return _parallel(algorithm, g_c, weights, steps, optimizer, merged)
     around = _two_way(algorithm, g_c, steps, optimizer, merged, upload)
@@ -317,19 +327,6 @@ class Merging(NamedTuple):
         )
         updates, state = self.rule.update(trees.scale(-1, move), state, shared)
         return optax.apply_updates(shared, updates), state
-
-
-def _merging(merge: Merge | None, optimizer: Optimizer, default: str) -> Merging:
-    """The merge that is asked for; ``default`` are the usual factors."""
-    merge = default if merge is None else merge
-    if isinstance(merge, str) and merge not in MERGES:
-        raise ValueError(
-            f"merge: {merge!r} is unknown, it is {', '.join(MERGES)} or two numbers"
-        )
-    factors = MERGES[merge] if isinstance(merge, str) else merge
-    if len(factors) != 2 or min(factors) < 0:
-        raise ValueError(f"merge: {merge} are not two numbers, 0 or more")
-    return Merging(factors, resolve(optimizer, 0, 1))
 
 
 def _sending(algorithm: Algorithm, send: Callable[[Up], Sent]) -> Algorithm:

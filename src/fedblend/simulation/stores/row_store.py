@@ -87,7 +87,11 @@ class HostRows:
 
     def __init__(self, splits: Mapping[str, Shards]):
         self._splits = splits
-        self._sizes: dict[tuple[str, int], int] = {}
+        self._most = {
+            name: np.cumsum(np.sort(split.counts)[::-1])
+            for name, split in splits.items()
+        }
+        """The most rows that 1, 2, .. clients have, by split."""
         self.examples = {
             name: jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf)),
@@ -95,15 +99,6 @@ class HostRows:
             )
             for name, split in splits.items()
         }
-
-    def _most(self, name: str, clients: int) -> int:
-        """The most rows that so many different clients have in all datasets."""
-        if (name, clients) not in self._sizes:
-            split = self._splits[name]
-            largest = np.sort(split.counts)[len(split.counts) - clients :]
-            datasets = 1 if split.starts.ndim == 1 else len(split.starts)
-            self._sizes[name, clients] = max(int(largest.sum()) * datasets, 1)
-        return self._sizes[name, clients]
 
     def load(
         self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
@@ -116,7 +111,9 @@ class HostRows:
             counts: their rows, of a shape that fits ``starts``.
             clients: that have a window, at most.
         """
-        room = self._most(name, clients)
+        split = self._splits[name]
+        datasets = 1 if split.starts.ndim == 1 else len(split.starts)
+        room = max(int(self._most[name][clients - 1]) * datasets, 1)
         counts = np.broadcast_to(counts, starts.shape)
         at, window = np.unique(starts, return_inverse=True)
         window = window.reshape(starts.shape)
@@ -132,5 +129,5 @@ class HostRows:
                 rows[begin : begin + length] = leaf[start : start + length]
             return rows
 
-        examples = self._splits[name].examples
-        return jax.device_put(jax.tree.map(some, examples)), begins[window]
+        examples = jax.device_put(jax.tree.map(some, split.examples))
+        return examples, begins[window]
