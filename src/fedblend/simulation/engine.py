@@ -223,34 +223,12 @@ class Engine:
         )
 
     def block(
-        self,
-        shapes: Shapes,
-        carry: tuple[Down, PyTree],
-        states: PyTree,
-        plan: Members,
-        train: PyTree,
-        cut: Cut,
-        first: int,
-        last: int,
-    ) -> tuple[tuple[Down, PyTree], PyTree, rounds.Log]:
-        """Some rounds; the states are given up to the call."""
-        program, arguments = self._block(shapes, states, plan, train, cut)
-        return self.programs.call(
-            program, (carry, *arguments, np.int32(first), np.int32(last))
-        )
-
-    def begin_block(
-        self, shapes: Shapes, carry: Any, states: PyTree, plan: Members, cut: Cut
-    ) -> None:
-        """Begin to compile ``block``, while others are; ``carry`` has shapes only."""
-        train = self.examples["train"]
-        program, arguments = self._block(shapes, states, plan, train, cut)
-        self.programs.begin(program, (carry, *arguments, np.int32(0), np.int32(0)))
-
-    def _block(
         self, shapes: Shapes, states: PyTree, plan: Members, train: PyTree, cut: Cut
     ) -> tuple[ReplicaProgram, tuple[Any, ...]]:
-        """The program of a block, and its arguments between carry and bounds."""
+        """The program of some rounds, and its arguments between carry and bounds.
+
+        States are given up to a call.
+        """
         axes = (0, 1, None, None, self.keys, None, None, None)
         spread = ClientAxes(
             (None, 0, None, None, 1, 0, None, None), (None, 0, 1), stay=1

@@ -172,9 +172,11 @@ class Pipeline:
         engine, clients = self._engine, self._clients
         after = min(first + clients.rounds_at_once, last)
         members, states, train = clients.load(plan)
-        carry, states, log = engine.block(
-            clients.shapes, carry, states, members, train, clients.cut, first, after
-        )
+        block = engine.block(clients.shapes, states, members, train, clients.cut)
+        program, arguments = block
+        bounds = np.int32(first), np.int32(after)
+        found = engine.programs.call(program, (carry, *arguments, *bounds))
+        carry, states, log = found
         clients.store.save(plan.ids, states)
         entry = BlockLog(clients.cut.arrange(plan.ids, 0), log, after - first)
         return Part(after, carry, entry)
@@ -189,7 +191,10 @@ class Pipeline:
         assert members is not None
         shapes = clients.shapes
         carry = clients.stack_replicas((shapes.down, shapes.server))
-        engine.begin_block(shapes, carry, clients.store.buffer, members, clients.cut)
+        states, train = clients.store.buffer, engine.examples["train"]
+        program, arguments = engine.block(shapes, states, members, train, clients.cut)
+        bounds = np.int32(0), np.int32(0)
+        engine.programs.begin(program, (carry, *arguments, *bounds))
 
     def wait(self) -> None:
         """Until what was begun ahead is computed."""
