@@ -11,7 +11,7 @@ import fedblend as fb
 from fedblend.core import Needs
 from fedblend.simulation import checkpoint
 from fedblend.simulation.sampling import (
-    check,
+    client_weights,
     cohorts,
     complete_strata,
     draw_with,
@@ -220,6 +220,14 @@ def test_bad_strata_are_refused_in_one_line(given, said):
         complete_strata(given, len(OF))
     assert str(caught.value).startswith("strata: ")
     assert "\n" not in str(caught.value)
+
+
+def check(found, needs, reduction):
+    """Refuse strata of these clients that would break an algorithm."""
+    everybody = np.arange(len(OF))
+    data = fb.federate(np.zeros((len(OF), 1)), everybody[:, None])
+    said = {"weights": "uniform", "dropout": 0.0, "reduction": reduction}
+    client_weights(needs, data, len(OF), found, **said)
 
 
 def test_what_strata_would_break_is_refused():
