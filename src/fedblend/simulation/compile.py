@@ -100,7 +100,11 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
     @wraps(function)
     def call(*arguments):
         leaves, structure = jax.tree.flatten(arguments[static:])
-        shapes = tuple(map(_shape_of, leaves))
+        kinds: list[Any] = list(map(jax.typeof, leaves))
+        shapes = tuple(
+            jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
+            for kind in kinds
+        )
         x64 = jax.config.jax_enable_x64  # pyright: ignore
         program = program_of(arguments[:static], structure, shapes, x64)
         return program(*arguments[static:])
@@ -108,11 +112,6 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
     call.cache_info = program_of.cache_info  # pyright: ignore
     call.cache_clear = program_of.cache_clear  # pyright: ignore
     return call
-
-
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    kind: Any = jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
 
 
 def _lift(traced: Any) -> tuple[Callable[..., Any] | None, tuple[jax.Array, ...]]:

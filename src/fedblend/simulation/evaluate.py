@@ -78,13 +78,11 @@ def evaluate_client(
     numbers, by_row = {}, {}
     for split, rows in held.items():
         batch = everything(rows)
-        numbers[split], by_row[split] = {}, {}
-        for name, model in models.items():
-            found = evaluate(metrics, model, batch)
-            numbers[split][name], by_row[split][name] = found
+        found = {name: evaluate(metrics, one, batch) for name, one in models.items()}
         if one_for_all:
-            for of in (numbers[split], by_row[split]):
-                of["shared"] = of["personal"]
+            found["shared"] = found["personal"]
+        numbers[split] = {name: both[0] for name, both in found.items()}
+        by_row[split] = {name: both[1] for name, both in found.items()}
     return numbers, by_row
 
 
