@@ -8,8 +8,7 @@ while the device computes the one before.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -43,14 +42,14 @@ Places = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Plan(NamedTuple):
-    """Cohorts of a block, [keys, rounds, cohort], and their rows, which are on the way.
+    """Cohorts of a block, [keys, rounds, cohort], and how to get their rows.
 
     Where nobody is ``present`` another client of the block stands in.
     """
 
     ids: np.ndarray
     present: np.ndarray
-    train: "Future[Packed]"
+    train: Callable[[], Packed]
     members: Members | None
     """On the device, where nothing has to be waited for."""
 
@@ -269,7 +268,9 @@ class CohortLoader:
         else:
             starts = starts[ids]
         asked = "train", starts, self.train.counts[ids], self._room
-        train = self._packing.submit(self._rows.load, *asked)
+        train = partial(self._rows.load, *asked)
+        if self._rows.kind == "host":
+            train = self._packing.submit(train).result
         members = self._block_members(ids, present, starts) if self.stay else None
         return Plan(ids, present, train, members)
 
@@ -277,7 +278,7 @@ class CohortLoader:
         """Members, states and rows of a block."""
         self.store.reserve(plan.ids)
         self.enroll(plan.ids)
-        train, starts = plan.train.result()
+        train, starts = plan.train()
         members = plan.members
         if members is None:
             members = self._block_members(plan.ids, plan.present, starts)
