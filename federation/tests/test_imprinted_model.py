@@ -44,7 +44,9 @@ def update_of(attacker: Attacker, units: int) -> tuple[np.ndarray, np.ndarray]:
     return by_shape[units, WIDTH], by_shape[units,]
 
 
-def rows_found(weights: np.ndarray, intercepts: np.ndarray, rows: np.ndarray) -> int:
+def rows_found(
+    weights: np.ndarray, intercepts: np.ndarray, rows: np.ndarray, near=FOUND
+) -> int:
     """How many of the rows are among the differences of neighboring units."""
     apart, between = np.diff(weights, axis=0), np.diff(intercepts)
     known = np.abs(between) > 1e-20
@@ -52,12 +54,14 @@ def rows_found(weights: np.ndarray, intercepts: np.ndarray, rows: np.ndarray) ->
     if not len(candidates):
         return 0
     gaps = np.linalg.norm(rows[:, None] - candidates[None], axis=2).min(axis=1)
-    return int((gaps < FOUND * np.linalg.norm(rows, axis=1)).sum())
+    return int((gaps < near * np.linalg.norm(rows, axis=1)).sum())
 
 
-def begin(home, policy: str | None, steps: int, units: int, seed=0) -> Attacker:
+def begin(
+    home, policy: str | None, steps: int, units: int, seed=0, rate=1e-6
+) -> Attacker:
     attacker = Attacker(write_node(home, seed, policy=policy))
-    work = {"name": "fedavg", "rate": 1e-6, "steps": steps, "batch_size": "all"}
+    work = {"name": "fedavg", "rate": rate, "steps": steps, "batch_size": "all"}
     attacker.begin(
         config(
             algorithm=work,
@@ -103,3 +107,21 @@ def test_the_sum_of_five_nodes_hides_their_rows(tmp_path):
         )
         found = rows_found(weights, intercepts, rows)
         assert found > 100 if policy is BARE else found <= 1
+
+
+@pytest.mark.slow
+def test_thousands_of_steps_average_the_noise(tmp_path, monkeypatch):
+    """A limit: in one message a model that stands still is asked 10,000 times."""
+    units, rows, small = 60, make_rows(0)[0], imprinted
+
+    def strong(attacker, units):
+        model = small(attacker, units)
+        model.last.weight[0], model.last.weight[1] = 1.0, -1.0
+        return model
+
+    monkeypatch.setitem(globals(), "imprinted", strong)
+    for steps, least, most in ((20, 0, 1), (10_000, 5, 40)):
+        attacker = begin(tmp_path / str(steps), None, steps, units, rate=1e-14)
+        update = update_of(attacker, units)
+        assert rows_found(*update, rows) <= 1
+        assert least <= rows_found(*update, rows, near=0.05) <= most
