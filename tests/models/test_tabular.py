@@ -18,7 +18,9 @@ from fedblend.data.preprocess.preprocessing import (
     fit,
 )
 from fedblend.data.preprocess.schema import schema_of
+from fedblend.errors import InputError
 from fedblend.models.tabular import tabular
+from fedblend.runs.export.export import export_models
 
 RANKS = 2
 
@@ -142,3 +144,5 @@ local = false
     assert run.task.ranks == 1 and run.task.shape == (2,)
     ends = run.predict({"site": [0, 0, 0], "x": [-2.0, 0.0, 2.0]}, client="0")
     assert list(ends) == ["high", "low", "high"]  # no line in x says so
+    with pytest.raises(InputError, match="no rule for ranks"):
+        export_models(run, tmp_path, to="onnx", clients=["0"])

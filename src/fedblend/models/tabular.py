@@ -51,7 +51,7 @@ def hidden_features(
     plain, places = jnp.split(inputs, [inputs.shape[1] - ranks], axis=1)
     below = jnp.arange(BINS, dtype=places.dtype)[None, None]
     bins = jnp.clip(places[:, :, None] - below, 0, 1)
-    here = jnp.concatenate([plain, bins.reshape(len(inputs), -1)], axis=1)
+    here = jnp.concatenate([plain, bins.reshape(inputs.shape[0], -1)], axis=1)
     for place, layer in enumerate(params.hidden):
         here = drop(place, jax.nn.relu(linear(layer, here)))
     return jnp.concatenate([here, plain], axis=1)
