@@ -196,6 +196,13 @@ class Engine:
         _check_same("server", shapes.server, server)
         return shapes
 
+    @property
+    def name(self) -> str:
+        """The function that made the client, such as "flix"."""
+        hyper = None if self.sweep is None else trees.take(self.over, 0)
+        client = self.settings.build(hyper).client
+        return getattr(client, "__qualname__", "algorithm").split(".")[0]
+
     def enroll(
         self, members: Members, train: PyTree, cut: Cut
     ) -> tuple[RunningSum, tuple[PyTree, PyTree]]:

@@ -35,6 +35,7 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.sampling import Cohorts
+from fedblend.simulation.watch import Watch
 from fedblend.stats.gains import Evidence, Measured
 
 
@@ -88,9 +89,12 @@ class Run(Results):
 
     def __iter__(self) -> Iterator[Any]:
         """Go on from where the run is, a record after each block."""
-        while self.down is None or self.round < self.rounds:
-            self._begin() if self.down is None else self._advance()
-            yield self.records[-1]
+        with Watch(self._engine.name) as watch:
+            while self.down is None or self.round < self.rounds:
+                watch.after = [self.round]
+                self._begin() if self.down is None else self._advance()
+                watch.after = []
+                yield self.records[-1]
 
     def complete(self) -> "Run":
         """Run to the end."""
