@@ -79,7 +79,7 @@ seed = 5
 local = false
 [federation]
 quorum = 0.5
-deadline = 60.0
+deadline = 6.0
 resend = 30.0
 """
 

@@ -9,7 +9,6 @@ interrupted.
 """
 
 import csv
-import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from fedblend.report.page import write_page
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, verdict
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
+from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.network import evaluate_network
 from fedblend.runs.auto.reference import evaluate_trees
 from fedblend.runs.auto.tuning import (
@@ -48,7 +48,6 @@ from fedblend.runs.auto.verdict import (
     mean,
 )
 from fedblend.runs.run import run_built
-from fedblend.runs.saved_run import SavedRun, load
 from fedblend.trees import precision
 
 CRITERIA = {
@@ -58,10 +57,6 @@ CRITERIA = {
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
 REPORT = "report.html"
-FORMAT = 2
-"""Of ``auto.json``."""
-GAINS = ("mean_gain", "low", "high", "better", "worse")
-"""What a row has of the gain over training alone."""
 ALWAYS = (ALONE, "fedavg")
 """Methods that are not left out, however short the time; their runs are kept."""
 SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
@@ -383,116 +378,6 @@ def distance_warning(
         f"{ended:.4g} after {rounds} rounds, the models of the verdict have "
         f"{tested:.4g}: deploy it with more rounds"
     )
-
-
-def method_rows(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each method that was compared, as in ``results.csv``."""
-    metric, found = state["metric"], []
-    for name, of in state["methods"].items():
-        if "test" not in of:
-            continue
-        gain = of.get("gain_over_alone", {})
-        setting = ", ".join(f"{key} {value:g}" for key, value in of["setting"].items())
-        row = {
-            "method": name,
-            "setting": setting,
-            f"validation_{metric}": of["validation"],
-            **{f"test_{key}": value for key, value in of["metrics"].items()},
-            **{key: gain.get(key) for key in GAINS},
-            "bits_per_client": of.get("bits_per_client"),
-            "seconds": of["seconds"],
-            "not_trained": of.get("not_trained"),
-        }
-        found.append({key: "" if of is None else of for key, of in row.items()})
-    return found
-
-
-def open_state(request: Request, out: Path) -> dict[str, Any]:
-    """What is known of a comparison: nothing, or what the folder has."""
-    if not request.table.is_file():
-        raise RunError(f"{request.table}: no such file")
-    digest = hashlib.sha256(request.table.read_bytes()).hexdigest()
-    place = str(request.table.absolute())
-    asked = {**request._asdict(), "table": place, "sha256": digest}
-    asked |= {"inputs": list(request.inputs), "drop": list(request.drop)}
-    path = out / "auto.json"
-    if not path.exists():
-        if out.exists() and (not out.is_dir() or (out / "config.toml").exists()):
-            raise RunError(f"{out}: holds something else; --out names another folder")
-        return {"format": FORMAT, "request": asked, "methods": {}, "left_out": []}
-    state = run_folder.read_json(path)
-    if state.get("format") != FORMAT:
-        raise RunError(
-            f"{out}: holds a comparison by another version of fedblend; --out names "
-            "another folder"
-        )
-    for key, value in asked.items():
-        there = (state.get("request") or {}).get(key)
-        if there != value:
-            raise RunError(
-                f"{out}: holds a comparison with another {key}: {there} there, {value} "
-                "here; --out names another folder"
-            )
-    return state
-
-
-class AutoResult:
-    """A finished comparison: its verdict, its methods, its models, its page.
-
-    ``folder`` is where all of it lies; ``verdict`` has three sentences; ``deploy`` is
-    the name of the method to deploy, None where nothing can be told.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._state = run_folder.read_json(folder / "auto.json")
-        self.verdict: list[str] = self._state["verdict"]
-        self.deploy: str | None = self._state["deploy"]
-        self.metric: str = self._state["metric"]
-
-    @property
-    def metrics(self) -> list[str]:
-        """What was measured on test rows; ``metric`` is the one that decides."""
-        return [key[5:] for key in self.table[0] if key.startswith("test_")]
-
-    @property
-    def titles(self) -> dict[str, str]:
-        """The methods in words, by name."""
-        return {name: of["title"] for name, of in self._state["methods"].items()}
-
-    @property
-    def table(self) -> list[dict[str, Any]]:
-        """A row for each method: its settings, metrics and gain over training alone."""
-        return method_rows(self._state)
-
-    def frame(self) -> Any:
-        """``table`` as a pandas frame."""
-        import pandas
-
-        return pandas.DataFrame(self.table)
-
-    def run(self, method: str | None = None) -> SavedRun:
-        """The saved run of a method, by default of the one to deploy."""
-        return load(self._folder(method))
-
-    def predict(self, rows: Any, *, client: str, method: str | None = None) -> Any:
-        """Predictions for rows of a client, by its own model."""
-        return self.run(method).predict(rows, client=client)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the page to another place."""
-        return write_page([self.folder], Path(path))
-
-    def _folder(self, method: str | None) -> Path:
-        found = self._state["findings"]
-        chosen = method or self.deploy or (found and found["choice"]["method"])
-        if not (self.folder / "runs" / str(chosen)).is_dir():
-            kept = ", ".join(sorted(one.name for one in self.folder.glob("runs/*")))
-            raise RunError(f"method: {chosen!r} has no run; there is {kept or 'none'}")
-        return self.folder / "runs" / str(chosen)
-
-    def __repr__(self) -> str:
-        return "\n".join(self.verdict)
 
 
 def auto(
