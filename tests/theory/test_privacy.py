@@ -248,12 +248,12 @@ def test_without_noise_there_is_no_guarantee():
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"noise": -1.0}, "spent: noise: -1.0 is not a number"),
-        ({"noise": np.inf}, "spent: noise: inf is not"),
-        ({"delta": 0.0}, r"spent: delta: 0.0 is not in \(0, 1\)"),
-        ({"delta": 1.0}, r"spent: delta: 1.0 is not in \(0, 1\)"),
+        ({"noise": -1.0}, "cohort_cost: noise: -1.0 is not a number"),
+        ({"noise": np.inf}, "cohort_cost: noise: inf is not"),
+        ({"delta": 0.0}, r"cohort_cost: delta: 0.0 is not in \(0, 1\)"),
+        ({"delta": 1.0}, r"cohort_cost: delta: 1.0 is not in \(0, 1\)"),
         ({"cohort": 101}, "cohort: 101 is not between 1 and the 100 clients"),
-        ({"rounds": -1}, "spent: rounds: -1 is not a whole number"),
+        ({"rounds": -1}, "cohort_cost: rounds: -1 is not a whole number"),
         ({"adjacency": "add_or_remove"}, "adjacency: .* needs cohorts of random size"),
         ({"adjacency": "none"}, "adjacency: 'none' is not 'replace_one'"),
         ({"sampling": "none"}, "sampling: 'none' is not 'fixed' or 'poisson'"),

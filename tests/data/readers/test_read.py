@@ -151,7 +151,7 @@ def test_inputs_may_be_texts_of_numbers_booleans_and_large_integers(table):
         (CSV, {"target": "ill", "client": "who"}, "no column 'who'"),
         (CSV, {"target": "ill", "inputs": ["age", "z"]}, "no column 'z'"),
         (CSV, {"target": "ill", "inputs": []}, "at least one column"),
-        (CSV, {"target": "ill", "inputs": "ill"}, "other than the target"),
+        (CSV, {"target": "ill", "inputs": "ill"}, "is the target"),
         (CSV, {"target": "ill"}, "'site' is not numeric: row 0 .* is 'a'"),
         (CSV, {"target": "ill", "inputs": "age", "kind": "regression"}, "not yes"),
         (CSV, {"target": "age", "inputs": "weight", "kind": "binary"}, "not 3"),
