@@ -85,9 +85,9 @@ def network_program(
         own_rates = Affine(head, level + head)
 
         def loss(both, rows):
-            losses = _row_losses(
-                kind, scores(*both, of.inputs[rows], of.owner[rows]), of.targets[rows]
-            )
+            params, own = both
+            found = scores(params, own, of.inputs[rows], of.owner[rows])
+            losses = _row_losses(kind, found, of.targets[rows])
             return (share * losses.reshape(clients, -1)).sum()
 
         def step(state, rows):
