@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
-from fedblend.data.dataset import DataError
+from fedblend.data.dataset import DataError, Task
 from fedblend.errors import RunError, UserError
 from fedblend.report.page import write_page
 from fedblend.runs import run_folder
@@ -59,8 +59,10 @@ CRITERIA = {
 REPORT = "report.html"
 ALWAYS = (ALONE, "fedavg")
 """Methods that are not left out, however short the time; their runs are kept."""
-SPLITS, LEAST_SPLITS, ROWS = 20, 3, 1_000_000
-"""Splits of a table, and of one so large that all splits have so many rows."""
+SPLITS, LEAST_SPLITS = 20, 3
+"""Splits of a table, and of one that is too large for so many."""
+ROWS, PRODUCTS = 1_000_000, 20_000_000
+"""What all splits may have together: rows, and entries of the matrices of clients."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
 EVALUATE = {
@@ -121,7 +123,9 @@ class AutoComparison:
             self.state["log_shift"] = shift
             built = self._build("fedavg", [0], candidates.VALIDATION)
         self._look(built)
-        splits = np.clip(ROWS // self.state["seen"]["rows"], LEAST_SPLITS, SPLITS)
+        products = built.federated_data.clients * count_entries(built.task) ** 2
+        most = min(ROWS // self.state["seen"]["rows"], PRODUCTS // products)
+        splits = np.clip(most, LEAST_SPLITS, SPLITS)
         seeds = list(range(int(splits)))
         # With the inputs of networks, the ranks of numbers; other models leave them.
         chosen = self._build("network", seeds, candidates.VALIDATION)
@@ -166,7 +170,7 @@ class AutoComparison:
         if kind not in CRITERIA:
             raise RunError(f"{self.request.target}: {kind} targets are not compared")
         description.check(data, kind, self.request.client, self.request.target)
-        entries = built.task.outputs * (1 + int(np.prod(built.task.shape)))
+        entries = count_entries(built.task)
         if entries > MOST_ENTRIES:
             raise RunError(
                 f"{self.request.table}: makes {built.task.shape[0]} inputs and a model "
@@ -351,6 +355,11 @@ class AutoComparison:
         self._save()
         if found is not None:
             write_page([self.out], self.out / REPORT)
+
+
+def count_entries(task: Task) -> int:
+    """The coefficients of a linear model."""
+    return task.outputs * (1 + int(np.prod(task.shape)))
 
 
 def _mean_over(values: np.ndarray) -> float | None:
