@@ -24,8 +24,9 @@ DIST = ROOT / "dist"
 OTHERS = ("adapters", "federation", "interop", "reproductions")
 FOLDERS = {"fedblend": ROOT, **{f"fedblend_{name}": ROOT / name for name in OTHERS}}
 DATA = {
-    "fedblend": ("__init__.pyi", "py.typed", "data/heart.csv", "data/catalog.toml"),
+    "fedblend": ("__init__.pyi", "py.typed", "data/heart.csv"),
     "fedblend_federation": ("ops/templates/install.sh",),
+    "fedblend_reproductions": ("datasets/catalog.toml",),
 }
 """Files that are no Python modules, and without which the package does not work."""
 INSTALL_SECONDS = 40.0
