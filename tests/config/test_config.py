@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations: every kind of mistake is one line, and what is written reads back."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from fedblend.config import toml
 from fedblend.config.config import check, difference, dump, load
 from fedblend.errors import ConfigError
 from fedblend.local import Epochs, Scheduled
-from fedblend.registry import ALGORITHMS
 
 CASES = {
     "run.round=3": "run.round: unknown key; did you mean 'rounds'?",
@@ -243,34 +239,3 @@ def test_schedules(schedule, middle, end, tiny):
     assert chosen.unit == "step"
     rates = [float(np.asarray(chosen.schedule(count))) for count in (0, 2, 4)]
     assert rates == pytest.approx([0.5, middle, end])
-
-
-EVERY_ALGORITHM = """
-from jax._src.xla_bridge import backends_are_initialized
-
-import example_arguments as examples
-from fedblend.config.config import check
-from fedblend.registry import ALGORITHMS
-from tiny_config import TINY
-
-for name in ALGORITHMS:
-    options = {"name": name, **examples.options(name)}
-    if name == "flix":
-        options["steps"] = 1
-    table = TINY | examples.tables(name) | {"algorithm": TINY["algorithm"] | options}
-    everyone = {"cohort": 6} if examples.needs_everyone(name) else {}
-    check(table | {"run": TINY["run"] | everyone}, name)
-    assert not backends_are_initialized(), name
-print(len(ALGORITHMS))
-"""
-
-
-def test_reading_a_configuration_of_any_algorithm_does_not_start_jax():
-    """``--processes`` joins the other processes after that."""
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_ALGORITHM],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == f"{len(ALGORITHMS)}\n", done.stderr[-500:]

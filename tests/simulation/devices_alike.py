@@ -9,7 +9,6 @@ goes on from its checkpoint on the others.
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,4 @@ def main(names: str, numbers: str, folder: str = "") -> None:
 
 
 if __name__ == "__main__":
-    if "FEDBLEND_COORDINATOR" in os.environ:
-        number = int(os.environ["FEDBLEND_PROCESS"])
-        jax.distributed.initialize(os.environ["FEDBLEND_COORDINATOR"], 2, number)
     main(*sys.argv[1:])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedblend.simulation.stores.client_store import choose, choose_kind, open_store
-from fedblend.simulation.stores.device_store import ONE_DEVICE
 from fedblend.simulation.stores.disk_store import DiskStore, StoreError
 
 CLIENTS = 9
@@ -254,4 +253,4 @@ def test_the_free_memory_says_which_store(clients, device, host, kind):
 
 def test_an_unknown_store_is_refused_in_one_line():
     with pytest.raises(ValueError, match="store: 'cloud' is not 'auto', 'device'"):
-        choose_kind("cloud", TEMPLATE, 3, ONE_DEVICE)
+        choose_kind("cloud", TEMPLATE, 3)

@@ -4,7 +4,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedblend import cpu_devices
-from fedblend.errors import UserError
+from fedblend.errors import InputError, UserError
 from fedblend.simulation import aggregators, devices
 from fedblend.simulation.devices import Cut, chunk_size
 
@@ -61,14 +60,10 @@ def test_a_run_interrupted_on_eight_devices_goes_on_with_two(found, tmp_path):
     assert eight == two == found["scaffold"][0]
 
 
-def test_two_processes_of_two_devices_give_the_same_bits(found):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    known = {"FEDBLEND_DEVICES": "2", "FEDBLEND_COORDINATOR": address}
-    pair = [begin("scaffold", "4", **known, FEDBLEND_PROCESS=n) for n in "01"]
-    for process in pair:
-        assert digests_of(process)["scaffold"] == found["scaffold"][:1]
+def test_a_simulation_that_several_processes_share_is_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InputError, match="simulate: runs in one process, and JAX has"):
+        devices.usable_devices(None)
 
 
 @pytest.mark.slow

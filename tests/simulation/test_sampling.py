@@ -12,7 +12,6 @@ from scipy import stats
 
 import fedblend as fb
 import problems
-from fedblend.errors import SettingError
 from fedblend.simulation import sampling
 from fedblend.simulation.sampling import (
     NOBODY,
@@ -143,19 +142,6 @@ def test_a_run_deals_where_it_is_asked_to_and_checkpoints_know(tmp_path):
     fb.checkpoint.save(tmp_path / "saved", run)
     with pytest.raises(ValueError, match="was made with epoch 3, this run has None"):
         fb.checkpoint.restore(tmp_path / "saved", begin())
-
-
-@pytest.mark.parametrize("how", ["fixed", "poisson"])
-def test_private_cohorts_are_drawn_by_one_process_alone(how, monkeypatch):
-    """Processes that draw by themselves could have a client in a round twice."""
-    some = fb.Cohort(3, sampling=how)
-    plan_cohorts(some, 10, secret=True)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    plan_cohorts(some, 10)
-    plan_cohorts(fb.Cohort(10), 10, secret=True)
-    plan_cohorts(fb.Cohort(3, epoch=2), 10, secret=True)  # dealt by a key
-    with pytest.raises(SettingError, match="cohort: 3 of 10 clients: is drawn from"):
-        plan_cohorts(some, 10, secret=True)
 
 
 on = problems.quadratics()

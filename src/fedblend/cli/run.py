@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedblend.cli import processes as several
 from fedblend.cli import screen
 from fedblend.cli.report import REPORT
 from fedblend.cli.screen import (
@@ -40,10 +39,6 @@ def run(
     ] = None,
     devices: Annotated[
         int | None, option("At most so many devices (cores or GPUs).", "N")
-    ] = None,
-    processes: Annotated[
-        str | None,
-        option("Share the run among so many processes; auto: those of srun.", "N"),
     ] = None,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/NAME.", "FOLDER")
@@ -75,8 +70,6 @@ def run(
 
     fedblend run first.toml --out runs/seeds --seed 1 2 3 --resume
 
-    fedblend run first.toml --processes 2
-
     fedblend run first.toml --live
 
     fedblend run first.toml --track tensorboard
@@ -87,51 +80,38 @@ def run(
     formats = _formats(figures)
     config = screen.load(file, settings)
     out = out or results_folder(config)
-    count = None if processes is None else several.parse_count(processes)
-    if count is not None:
-        again = [*(f"--set={setting}" for setting in settings), f"--out={out}"]
-        again += ["--resume"] * resume + ["--live"] * live
-        again += [f"--track={name}" for name in track or []]
-        again += [f"--figures={figures}", f"--format={format.value}"]
-        raise typer.Exit(several.launch(count, ["run", str(file), *again]))
-    with several.join(out, found=processes is not None) as place:
-        from fedblend.runs.run import run_config
+    from fedblend.runs.run import run_config
 
-        if place != out:
-            run_config(config, place, resume=resume, figures=())
-            return
-        _show_chosen(file, settings, out)
-        same = f"--out {shlex.quote(str(out))} --resume"
-        with (
-            screen.errors_of(
-                file, f"interrupted; the same command with {same} continues"
-            ),
-            screen.watch_steps() as watch,
-            live_page(out) if live else contextlib.nullcontext() as write_live,
-            follow(out, config, track or []) as note_rows,
-        ):
+    _show_chosen(file, settings, out)
+    same = f"--out {shlex.quote(str(out))} --resume"
+    with (
+        screen.errors_of(file, f"interrupted; the same command with {same} continues"),
+        screen.watch_steps() as watch,
+        live_page(out) if live else contextlib.nullcontext() as write_live,
+        follow(out, config, track or []) as note_rows,
+    ):
 
-            def report(step: "Step") -> None:
-                watch(config.name, step)
-                note_rows()
-                if write_live is not None:
-                    write_live()
-
-            summary = run_config(
-                config,
-                out,
-                resume=resume,
-                on_step=report,
-                on_warning=screen.warn,
-                figures=formats,
-            )
+        def report(step: "Step") -> None:
+            watch(config.name, step)
             note_rows()
-        from fedblend.report.page import write_page
+            if write_live is not None:
+                write_live()
 
-        page = write_page([out], out / REPORT)
-        show_summary(out, summary, format)
-        if format is Format.table:
-            screen.say(f"report: {page}")
+        summary = run_config(
+            config,
+            out,
+            resume=resume,
+            on_step=report,
+            on_warning=screen.warn,
+            figures=formats,
+        )
+        note_rows()
+    from fedblend.report.page import write_page
+
+    page = write_page([out], out / REPORT)
+    show_summary(out, summary, format)
+    if format is Format.table:
+        screen.say(f"report: {page}")
 
 
 @contextlib.contextmanager

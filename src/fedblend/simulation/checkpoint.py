@@ -45,9 +45,7 @@ def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
         "records": json.dumps(jax.tree.map(Record.row, run.records)),
         "about": json.dumps(dict(about or {})),
     }
-    content = run.snapshot()
-    if jax.process_index() == 0:
-        write_atomically(path, pack(content, words))
+    write_atomically(path, pack(run.snapshot(), words))
 
 
 def read_about(path: Path) -> dict[str, str]:

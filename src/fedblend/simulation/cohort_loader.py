@@ -87,8 +87,7 @@ class CohortLoader:
         self._template = self.stack_replicas(self.shapes.state)
         self._storage, self._packing = storage, Worker()
         self.cut = Cut(cohort, engine.settings.chunk)
-        slots = engine.slots
-        kind = choose_kind(storage.states, self._template, self.number, slots)
+        kind = choose_kind(storage.states, self._template, self.number)
         brought = bytes_of(self._template) if kind == "host" else 0
         if rows.kind == "host":
             brought += self.train.capacity * _row_bytes(self.train)
@@ -300,7 +299,7 @@ class CohortLoader:
         if self._engine.keys is None:
             arrays = tuple(array[0] for array in arrays)
         lie = devices.sharding(self._engine.mesh, self._engine.keys, 1)
-        return devices.place(self._members(*arrays), lie)
+        return jax.device_put(self._members(*arrays), lie)
 
 
 def _row_bytes(split: Shards) -> int:

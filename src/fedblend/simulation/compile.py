@@ -404,12 +404,12 @@ class Programs:
             return jax.tree.map(lambda leaf: leaf.update(sharding=lie), argument)
         lasting = (*self._fixed, *self._lasting())
         if not any(argument is one for one in lasting):
-            return devices.place(argument, lie)
+            return jax.device_put(argument, lie)
         return self._place_once(argument, lie)
 
     def _place_once(self, argument: PyTree, lie: Any) -> PyTree:
         """What never changes, on its devices; it is kept, so that its id stays."""
         if id(argument) not in self._everywhere:
-            found = devices.place(argument, lie)
+            found = jax.device_put(argument, lie)
             self._everywhere[id(argument)] = (argument, found)
         return self._everywhere[id(argument)][1]

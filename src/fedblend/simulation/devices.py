@@ -18,7 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedblend import cpu_devices
 from fedblend.core import PyTree
+from fedblend.errors import InputError
 from fedblend.simulation.aggregators import GROUPS, group_edges, tree_sum
 
 LARGE = 2**16
@@ -139,6 +140,11 @@ def usable_devices(most: int | None) -> Sequence[Any]:
     if jax.default_backend() == "cpu":
         cpu_devices.count_devices()
         cpu_devices.warn_once()
+    if jax.process_count() > 1:
+        raise InputError(
+            f"simulate: runs in one process, and JAX has {jax.process_count()} "
+            "(jax.distributed.initialize); start every run in a process of its own"
+        )
     return jax.devices()[:most]
 
 
@@ -151,23 +157,10 @@ def mesh_shape(devices: int, replicas: int | None, groups: int) -> tuple[int, in
 def mesh_of(
     devices: Sequence[Any], replicas: int | None = None, groups: int = 1
 ) -> Mesh:
-    """A mesh for this many replicas, each with so many groups (a power of two).
-
-    Every process has as many devices in it.
-    """
+    """A mesh for this many replicas, each with so many groups (a power of two)."""
     shape = mesh_shape(len(devices), replicas, groups)
-    number = math.prod(shape)
-    by_process: dict[int, list[Any]] = {}
-    for device in devices:
-        by_process.setdefault(device.process_index, []).append(device)
-    each, rest = divmod(number, len(by_process))
-    if rest or min(map(len, by_process.values())) < each:
-        raise ValueError(
-            f"devices: {len(by_process)} processes cannot share a cohort of {groups} "
-            "groups of chunks evenly; a smaller chunk, or fewer processes, can"
-        )
-    chosen = [device for own in by_process.values() for device in own[:each]]
-    return Mesh(np.array(chosen).reshape(shape), (REPLICAS, CLIENTS))
+    chosen = np.array(devices[: math.prod(shape)]).reshape(shape)
+    return Mesh(chosen, (REPLICAS, CLIENTS))
 
 
 def share_devices(
@@ -222,30 +215,8 @@ def compiler_options(spread: bool, rounds: int) -> dict[str, Any]:
     return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
-def place(tree: PyTree, lie: Any) -> PyTree:
-    """Arrays on their devices; every process has the same ones.
-
-    ``lie`` is a sharding, or a tree of them down to some depth of ``tree``.
-    """
-    if jax.process_count() == 1:
-        return jax.device_put(tree, lie)
-    return jax.tree.map(
-        lambda one, below: jax.tree.map(partial(_place_shared, one), below), lie, tree
-    )
-
-
-def _place_shared(lie: NamedSharding, leaf: Any) -> jax.Array:
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return jax.device_put(leaf, lie)
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = _place_shared(lie, jax.random.key_data(leaf))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    here = np.asarray(leaf)
-    return jax.make_array_from_callback(here.shape, lie, lambda index: here[index])
-
-
 def first_copy(tree: PyTree) -> PyTree:
-    """Arrays that all devices have, as they lie on the first one of this process."""
+    """Arrays that all devices have, as they lie on the first one."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 

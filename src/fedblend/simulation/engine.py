@@ -62,8 +62,7 @@ class Engine:
     ``sweep``, ``keys``, ``inits`` and ``places`` are the axes of replicas that the
     swept values, the keys, the initial parameters and the starts of rows have: 0, or
     None where all replicas share them. Without a mesh there is one device. Arrays
-    outside of spread programs, but for the states of a block, lie on the first device
-    of this process.
+    outside of spread programs, but for the states of a block, lie on the first device.
     """
 
     def __init__(
@@ -100,12 +99,7 @@ class Engine:
             self._constants,
         )
         lie = devices.sharding(self.mesh, None if replicas is None else 1, 0)
-        self.slots, processes = Slots(width, lie), jax.process_count()
-        if processes > 1:
-            # Replicas that processes have to themselves leave them nothing to share.
-            processes = 1 if width % processes else processes
-            whole = devices.sharding(self.mesh, None, None)
-            self.slots = Slots(width, lie, processes, whole)
+        self.slots = Slots(width, lie)
 
     def _constants(self) -> list[PyTree]:
         drawn = vars(self.initial).get("params")

@@ -121,7 +121,6 @@ class Pipeline:
         asked, clients = self._evaluation, self._clients
         if (
             not devices.has_accelerator()
-            or jax.process_count() > 1
             or (asked.metrics and not asked.goes_by_rows)
             or self._latest >= AHEAD_SECONDS
             or not clients.stay

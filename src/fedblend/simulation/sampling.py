@@ -25,7 +25,7 @@ from fedblend import keys
 from fedblend.checks import PART, Number, fits, optional, words
 from fedblend.core import Key, Needs
 from fedblend.data.federated import FederatedData
-from fedblend.errors import SettingError, UserError
+from fedblend.errors import UserError
 from fedblend.theory.privacy import largest_cohort
 
 NOBODY = -1
@@ -125,14 +125,9 @@ def plan_cohorts(asked: Cohort, clients: int, secret: bool = False) -> Cohorts:
                     f"the {clients} clients are enough for"
                 )
             ways.append(name)
-    by_key = strata is not None or always is not None or bool(ways)
     ways += [] if asked.sampling == "fixed" else ["sampling"]
     if len(ways) > 1:
         raise ValueError(f"{ways[1]}: goes without {ways[0]}, which draws otherwise")
-    if secret and jax.process_count() > 1 and size < clients and not by_key:
-        # Each process would draw its own, and a client could be there twice.
-        why = "is drawn from the operating system, which one process alone can do"
-        raise SettingError("cohort", f"{size} of {clients} clients: {why}")
     if asked.sampling == "poisson":
         if strata is not None or always is not None:
             raise ValueError("sampling: 'poisson' needs a number of clients as cohort")

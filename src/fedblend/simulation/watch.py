@@ -7,8 +7,6 @@ import time
 import warnings
 from typing import Any
 
-import jax
-
 from fedblend.simulation.devices import has_accelerator
 
 SECONDS = 60.0
@@ -23,7 +21,7 @@ class Watch:
     """Warns once if the process computes nothing while it waits for a CPU.
 
     A program that is slow uses CPU time, and gets no warning. A host that waits for a
-    GPU, or for another process, uses none: they are not watched.
+    GPU uses none: it is not watched.
 
     ``after`` has the round after which the program waits: a new list for each block,
     an empty one between blocks.
@@ -34,7 +32,7 @@ class Watch:
         self._algorithm, self._ended = algorithm, threading.Event()
 
     def __enter__(self) -> "Watch":
-        if not has_accelerator() and jax.process_count() == 1:
+        if not has_accelerator():
             threading.Thread(target=self._look, daemon=True).start()
         return self
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
-from fedblend.errors import UserError
 from fedblend.simulation import devices
 from fedblend.simulation.stores.device_store import ONE_DEVICE, DeviceStore, Slots
 from fedblend.simulation.stores.disk_store import DiskStore
@@ -76,14 +75,9 @@ def choose(
     return "host" if outside <= HOST_SHARE * free_host else "disk"
 
 
-def choose_kind(kind: str, template: PyTree, clients: int, slots: Slots) -> str:
+def choose_kind(kind: str, template: PyTree, clients: int) -> str:
     """The kind of store that is asked for; the free memory says what "auto" is."""
     words("auto", "device", "host", "disk")("store", kind)
-    if slots.whole is not None:
-        if kind not in ("auto", "device"):
-            allowed = "auto or device, where several processes share a run"
-            raise UserError("store", kind, allowed)
-        return "device"
     if kind != "auto":
         return kind
     return choose(template, clients, devices.free_device(), devices.free_host())

@@ -14,29 +14,18 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree
-from fedblend.simulation.devices import decode_bits, encode_bits, first_copy
+from fedblend.simulation.devices import decode_bits, encode_bits
 
 
 class Slots(NamedTuple):
-    """How the slots of a buffer lie on devices: ``width`` of them have as many each.
-
-    Where several ``processes`` share the devices, client i is on one of process
-    i mod P, and what all of them read lies as ``whole``.
-    """
+    """How the slots of a buffer lie on devices: ``width`` of them have as many each."""
 
     width: int = 1
     sharding: jax.sharding.Sharding | None = None
-    processes: int = 1
-    whole: jax.sharding.Sharding | None = None
 
     def number(self, least: int) -> int:
         """So many slots at least, evenly shared."""
         return least + -least % self.width
-
-    def places(self, ids: np.ndarray, clients: int) -> np.ndarray:
-        """Where the states of these clients are, in a buffer for all clients."""
-        part = self.number(clients) // self.processes
-        return ids % self.processes * part + ids // self.processes
 
     def zeros(self, template: PyTree, least: int) -> PyTree:
         """A buffer of so many states like ``template``, at least."""
@@ -123,46 +112,34 @@ class Store:
 
 
 class DeviceStore(Store):
-    """All states on the devices, of all processes; a block sees all of them.
-
-    Every process calls every method, with the same arguments, and gets the same
-    answers; only states that stay on devices differ.
-    """
+    """All states on the devices; a block sees all of them."""
 
     kind, eager = "device", True
 
     def __init__(self, template: PyTree, clients: int, slots: Slots = ONE_DEVICE):
         super().__init__(template, clients, slots)
         self.buffer = slots.zeros(template, clients)
-        self._extract, self._insert = extract, insert
-        if slots.whole is not None:
-            lie: Any = slots.sharding
-            self._extract = jax.jit(extract, out_shardings=slots.whole)
-            self._insert = jax.jit(insert, out_shardings=lie, donate_argnums=0)
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
         """Where the states of these clients are."""
-        return self._slots.places(np.asarray(ids), len(self.known))
+        return np.asarray(ids)
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked."""
-        found = self._extract(self.buffer, self.slots(ids).astype(np.int32))
-        return found if self._slots.whole is None else first_copy(found)
+        return extract(self.buffer, np.asarray(ids, np.int32))
 
     def write(self, ids: np.ndarray, states: PyTree) -> None:
         """Set the states of these clients, which are the first ones of ``states``."""
         self.known[ids] = True
         for leaf in jax.tree.leaves(states)[:1]:
             beyond = self._slots.number(len(self.known))
-            slots = pad_slots(self.slots(ids), len(leaf), beyond)
-            self.buffer = self._insert(self.buffer, slots, states)
+            slots = pad_slots(np.asarray(ids), len(leaf), beyond)
+            self.buffer = insert(self.buffer, slots, states)
 
     def snapshot(self) -> PyTree:
         """What a checkpoint has to hold, by client: no slots that only fill devices."""
         clients, states = len(self.known), self.buffer
-        if self._slots.whole is not None:
-            states = self.gather(np.arange(clients))
-        elif self._slots.number(clients) > clients:
+        if self._slots.number(clients) > clients:
             states = trees.take(states, slice(clients))
         return {"states": states, "known": self.known}
 
