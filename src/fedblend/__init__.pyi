@@ -177,6 +177,12 @@ from fedblend.runs.sklearn import (
 from fedblend.selection.choose import (
     choose as choose,
 )
+from fedblend.selection.one_letter import (
+    OneLetter as OneLetter,
+)
+from fedblend.selection.one_letter import (
+    one_letter as one_letter,
+)
 from fedblend.simulation import checkpoint as checkpoint
 from fedblend.simulation.aggregators import (
     trimmed_mean as trimmed_mean,
