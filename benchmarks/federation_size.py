@@ -446,7 +446,8 @@ def echoes(folder: Path, nodes: int) -> list[float]:
         (app / "echo" / f"{name}.py").write_text(text)
     named = {f"node{number}": no_rows() for number in range(nodes)}
     begun = time.perf_counter()
-    with local_cluster(folder / "lab", named, command=echo_command, log=print) as made:
+    processes.node_command = echo_command
+    with local_cluster(folder / "lab", named, log=print) as made:
         print(f"{nodes} nodes: up after {time.perf_counter() - begun:.1f} s")
         number = link_process(made.folder)
         config = f'out="{out}" rounds={ROUNDS} size={PAYLOAD} nodes={nodes}'

@@ -13,7 +13,7 @@ from fedblend.config.config import dump
 from fedblend.runs import results
 from fedblend_federation.client.node import node_of
 from fedblend_federation.ops.credentials import template
-from fedblend_federation.ops.local_cluster import POLICY, _rows, config_of
+from fedblend_federation.ops.local_cluster import POLICY, demo_config, demo_rows
 from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
@@ -61,13 +61,13 @@ def test_the_trial_of_the_documents(tmp_path):
 @pytest.mark.slow
 def test_the_experiments_of_the_demonstration_one_after_the_other(tmp_path):
     nodes = {}
-    for client, (name, rows) in enumerate(_rows().items()):
+    for client, (name, rows) in enumerate(demo_rows().items()):
         home = tmp_path / name
         home.mkdir()
         np.savez(home / "rows.npz", inputs=rows["inputs"], targets=rows["targets"])
         nodes[client] = node_with(home, client, 'file = "rows.npz"\n', POLICY)
     for name in ("apfl", "flix"):
-        config = config_of(name)
+        config = demo_config(name)
         run = config.run.model_copy(update={"rounds": 1, "every": 1})
         measure = config.measure.model_copy(update={"local": False})
         short = config.model_copy(update={"run": run, "measure": measure})

@@ -6,7 +6,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typer
 
@@ -17,8 +16,7 @@ from fedblend_federation.contract import Facts, contract_of
 from fedblend_federation.ops.local_cluster import (
     EXPERIMENTS,
     NODES,
-    config_of,
-    sentence,
+    demo_config,
 )
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
@@ -52,16 +50,6 @@ def test_the_commands_exist():
 
 def test_the_configurations_of_the_demonstration_can_be_built():
     for name in EXPERIMENTS:
-        contract = contract_of(config_of(name))
+        contract = contract_of(demo_config(name))
         assert contract.clients == len(NODES)
         assert contract.method(Facts()).algorithm
-
-
-def test_the_demonstration_compares_with_the_best_of_training_alone():
-    def score(personal: float, alone: float) -> dict[str, np.ndarray]:
-        values = {"shared": 0.2, "alone": alone, "personal": personal}
-        return {name: np.full(4, value) for name, value in values.items()}
-
-    text = sentence({"A": score(0.5, 0.75), "B": score(0.625, 0.25)})
-    assert "models of B are right on 62.5%" in text
-    assert "alone to its own best round on 75.0%, the shared model on 20.0%" in text

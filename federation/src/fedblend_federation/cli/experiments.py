@@ -67,16 +67,8 @@ def run(
     # Where the service of the link may write.
     out = out or settings.parent / results_folder(config)
     experiments.open_folder(out, config, known, resume, enroll_again or [])
-    last = -1
-
-    def show_round(round: int, rounds: int) -> None:
-        nonlocal last
-        if round != last:
-            last = round
-            screen.note(f"round {round} of {rounds}")
-
     try:
-        experiments.run_experiment(known, out, on_step=show_round, log=screen.note)
+        experiments.run_experiment(known, out, log=screen.note)
     except KeyboardInterrupt:
         screen.note(
             f"the experiment goes on; fedblend federation stop {out} ends it, the same "

@@ -237,11 +237,12 @@ def run_experiment(
     settings: ServerSettings,
     folder: Path,
     *,
-    on_step: Callable[[int, int], None] = lambda round, rounds: None,
     log: Callable[[str], None] = lambda line: None,
     attempts: int = 20,
 ) -> None:
     """Submit an experiment and wait for its end; a server that dies is restarted.
+
+    ``log`` gets a line for every round, and for what nodes refuse.
 
     Raises:
         RunError: it stopped by itself, and why; or died too often.
@@ -251,7 +252,7 @@ def run_experiment(
     processes.connect(settings)
     (folder / STOPPED).unlink(missing_ok=True)
     patience = LINK_RETURNS if is_up(settings) else 0.0
-    show_troubles = _follow(folder / AUDIT, log)
+    show_troubles, last = _follow(folder / AUDIT, log), -1
 
     def submit() -> str:
         run = _running(settings, folder)
@@ -263,15 +264,19 @@ def run_experiment(
         return run
 
     def is_over() -> bool:
+        nonlocal last
         show_troubles()
-        return _is_finished(folder)
+        over, (round, rounds) = _is_finished(folder), read_progress(folder / "server")
+        if round != last:
+            last = round
+            log(f"round {round} of {rounds}")
+        return over
 
     for attempt in range(attempts):
         run = _retry_request(submit, settings, patience, log)
         log(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
         status, asked = "", time.monotonic()
         while not _has_ended(status) and not is_over():
-            on_step(*read_progress(folder / "server"))
             time.sleep(INTERVAL)
             if time.monotonic() - asked < STATUS_INTERVAL:
                 continue
@@ -282,7 +287,6 @@ def run_experiment(
             asked = time.monotonic()
         time.sleep(INTERVAL)
         if is_over():
-            on_step(*read_progress(folder / "server"))
             return
         log(f"the server ended ({status}); it goes on from its checkpoint")
     raise RunError(f"{folder}: the server died {attempts} times")

@@ -58,45 +58,6 @@ EXPERIMENTS, MEASURES = 1000, 50
 """Experiments that a node enrolls in, ever, and measurements of one of them."""
 ROUNDS = 1000
 """Rounds that an experiment may have, unless ``budget.answers`` is very large."""
-_DISCLOSES = 'write discloses = ["{}"] where it was true'
-_CHANGES = 'write rows.changes = ["{}"] where it was {}'
-_ROWS = "write accept.fewest_rows, for a node, a round and a measure"
-_MEMORY = "limits.memory_gb decides, 8 as before"
-GONE = {
-    **{
-        f"accept.{name}": _DISCLOSES.format(name)
-        for name in ("own_models", "select", "upload", "constants", "statistics")
-    },
-    "accept.losses": "every loss is accepted, list accept.algorithms instead",
-    "accept.compress": "protect.clip refuses compression, or list accept.algorithms",
-    "accept.min_secure_clip": "it is 1.0; accept.secure takes part in nothing else",
-    "accept.min_part_rows": "it is 4, or accept.min_batch_rows where that is less",
-    "accept.min_batch_fraction": "write accept.min_batch_rows, a number of rows",
-    **dict.fromkeys(("accept.min_rows", "accept.min_round_rows"), _ROWS),
-    "accept.max_rounds": "it is 1000, or a hundredth of budget.answers if more",
-    "accept.max_message_bytes": _MEMORY,
-    "rows.labels": _CHANGES.format("labels", '"any"'),
-    "rows.split": _CHANGES.format("split", '"any"'),
-    "rows.batches": 'write accept.discloses = ["batches"] where it was "shared"',
-    "rows.may_change": _CHANGES.format("rows", "true"),
-    "rows.subset": 'write the columns of the experiment in rows.columns, or "any"',
-    "rows.misfits": "it is 20",
-    "limits.steps": "it is 10000; limits.seconds bounds what they compute",
-    "limits.batch_rows": _MEMORY,
-    "limits.capacity_rows": _MEMORY,
-    "limits.parameters": _MEMORY,
-    "limits.layers": "it is 100",
-    "limits.clients": "it is 10000",
-    "limits.operations": "limits.seconds decides, 3600 as before",
-    "limits.experiments": "it is 20; limits.disk_gb bounds their size",
-    "limits.idle_days": "it is 30",
-    "metrics.splits": "only measures of test rows are sent",
-    "metrics.minimum_count": _ROWS,
-    "metrics.per_experiment": "it is 50; metrics.total bounds those of all experiments",
-    "budget.experiments": "it is 1000; budget.answers bounds what they get",
-    "budget.delta": "it is 1e-6",
-}
-"""Keys of earlier versions, and what to write in their place."""
 
 
 def _check_name(name: str) -> str:
@@ -401,12 +362,6 @@ def load_policy(path: Path) -> Policy:
 
 @lru_cache(maxsize=16)
 def _parse(data: bytes, path: Path) -> Policy:
-    content = parse(data, str(path))
-    for key, instead in GONE.items():
-        table, _, name = key.partition(".")
-        found = content.get(table)
-        if isinstance(found, dict) and name in found:
-            raise ConfigError(f"{path}: {key}: is gone; {instead}")
     return parse_as(Policy, data, path)
 
 
