@@ -205,7 +205,7 @@ def test_ffa_lora_is_fedavg_on_adapters_with_one_a_for_all():
     how = fb.adapt.lora(RANK, train="b")
     frozen = fb.adapt.adapt(PLAIN, how=how, inputs=rows()[0])
     base = PLAIN.init(jax.random.key(0))
-    fixed = how.fixed(PATH, uses_of(PLAIN, base, rows()[0])[PATH])
+    fixed = how.constants(PATH, uses_of(PLAIN, base, rows()[0])[PATH])
     b = {"b": PARAMS[PATH]["b"]}
     small = run(
         fb.fedavg(fb.losses.cross_entropy(frozen.apply), WORK), params={PATH: b}

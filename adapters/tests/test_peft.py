@@ -234,7 +234,7 @@ def test_an_adapter_with_a_frozen_a_is_written_with_it(network, tmp_path):
     adapter = moved(own.init(jax.random.key(0)))
     with pytest.raises(UserError, match="with b is not factors a and b; two adapters"):
         fb.adapt.export_peft(tmp_path, adapter, how=how)
-    whole = fb.adapt.with_frozen(model, adapter, how=how, inputs=images)
+    whole = fb.adapt.add_frozen(model, adapter, how=how, inputs=images)
     fb.adapt.export_peft(tmp_path, whole, how=how)
     again, plain = fb.adapt.import_peft(tmp_path)
     both = fb.adapt.adapt(model, how=plain, inputs=images, where=list(again))

@@ -15,7 +15,7 @@ from fedblend.data.dataset import Task
 from fedblend.errors import RunError
 from fedblend.runs.export.portable import Portable
 from fedblend.runs.saved_run import load
-from fedblend_adapters.configured import as_peft
+from fedblend_adapters.configured import export_files
 from fedblend_adapters.peft import import_peft
 
 TASK = Task("sequence", 7, (5,))
@@ -67,7 +67,7 @@ def portable(model, adapt, algorithm="fedavg"):
 def test_the_files_have_the_adapter(adapt, tmp_path):
     pytest.importorskip("transformers")
     own = portable({"name": "modules_of_peft:network"}, adapt)
-    for name, content in as_peft(own).items():
+    for name, content in export_files(own).items():
         (tmp_path / name).write_bytes(content)
     adapter, _ = import_peft(tmp_path)
     plain = portable(
@@ -84,10 +84,10 @@ def test_the_files_have_the_adapter(adapt, tmp_path):
 def test_what_has_no_names_in_peft_is_refused():
     small = {"name": "transformer", "width": 8, "layers": 2, "heads": 2}
     with pytest.raises(RunError, match="no names for the layers of transformer"):
-        as_peft(portable(small, {}))
+        export_files(portable(small, {}))
     gated = portable(small, {"how": "gated_lora"}, "fedalt_lora")
     with pytest.raises(RunError, match="peft is for one adapter of"):
-        as_peft(gated)
+        export_files(gated)
 
 
 @pytest.mark.slow

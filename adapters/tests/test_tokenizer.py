@@ -10,8 +10,8 @@ from fedblend.errors import UserError
 from fedblend_adapters.tokenizer import (
     PADDING,
     cut,
-    from_texts,
     load_tokenizer,
+    read_texts,
     train_tokenizer,
 )
 
@@ -60,14 +60,14 @@ def test_windows_follow_each_other():
 def test_texts_of_writers_are_rows_of_theirs():
     tokenizer = train_tokenizer(TEXTS, 270)
     texts = {"a": TEXTS[0], "nobody": "", "b": TEXTS[1]}
-    found = from_texts(texts, tokenizer, length=4)
+    found = read_texts(texts, tokenizer, length=4)
     assert found.keys is not None and set(found.keys) == {"a", "b"}
     inputs, targets = (part[found.keys == "b"] for part in found.rows)
     np.testing.assert_array_equal(
         [inputs[0, 0], *targets[targets != PADDING]], tokenizer.encode(TEXTS[1])
     )
     with pytest.raises(DataError, match="text: no text has two tokens"):
-        from_texts({"nobody": ""}, tokenizer, length=4)
+        read_texts({"nobody": ""}, tokenizer, length=4)
 
 
 def test_errors_are_one_line(tmp_path):

@@ -16,8 +16,11 @@ from fedblend_federation.contract import Facts, contract_of
 from fedblend_federation.ops.local_cluster import (
     EXPERIMENTS,
     NODES,
+    POLICY,
     demo_config,
 )
+from fedblend_federation.ops.settings import parse_as
+from fedblend_federation.policy.policy import Policy
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 
@@ -49,7 +52,9 @@ def test_the_commands_exist():
 
 
 def test_the_configurations_of_the_demonstration_can_be_built():
+    policy = parse_as(Policy, POLICY.encode(), Path())
     for name in EXPERIMENTS:
         contract = contract_of(demo_config(name))
         assert contract.clients == len(NODES)
+        assert policy.refusal(contract.config) is None
         assert contract.method(Facts()).algorithm

@@ -100,7 +100,8 @@ def ways_of(found):
     counts = found.federated_data.test.counts
     arms = {}
     for arm in found.arms:
-        rows = arm.run.by_row[arm.replica or 0]["test"]["personal"][found.metric]
+        by_row = arm.run.evidence.by_row[arm.replica or 0]
+        rows = by_row["test"]["personal"][found.metric]
         arms[arm.name] = [
             np.asarray(own, float)[:n] for own, n in zip(rows, counts, strict=True)
         ]

@@ -96,13 +96,13 @@ def part(shard: Shard, low: float | jax.Array, high: float | jax.Array) -> Shard
     return dataclasses.replace(shard, start=shard.start + first, count=last - first)
 
 
-def per_client(values: PyTree, shard: Shard) -> PyTree:
+def client_entry(values: PyTree, shard: Shard) -> PyTree:
     """One client's entry of a setting: a scalar, or an array over all clients."""
     return entry_of(values, shard.id)
 
 
 def entry_of(values: PyTree, client: jax.Array) -> PyTree:
-    """The entry of the client of this number; see ``per_client``."""
+    """The entry of the client of this number; see ``client_entry``."""
 
     def pick(value):
         value = jnp.asarray(value, jnp.result_type(value))  # not weakly typed

@@ -232,7 +232,7 @@ def no_state(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, PyTree]:
     return (), ()
 
 
-def from_params(
+def start_with_params(
     params: PyTree, joins: Aggregate, central: Shard | None, key: Key
 ) -> tuple[Down, PyTree]:
     """``start`` of the methods whose first message is the initial model."""

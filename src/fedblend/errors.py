@@ -13,7 +13,7 @@ LONGEST = 60
 ELSEWHERE: dict[str, str] = dict.fromkeys(
     (
         *("transformer", "text_classifier", "Prefixed"),
-        *("train_tokenizer", "load_tokenizer", "from_texts", "Tokenizer"),
+        *("train_tokenizer", "load_tokenizer", "read_texts", "Tokenizer"),
         *("fedsa_lora", "ffa_lora", "fedalt_lora", "rolora"),
     ),
     "adapters",

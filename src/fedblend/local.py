@@ -20,9 +20,9 @@ import optax
 from fedblend import keys, trees
 from fedblend.batches import (
     can_draw_alone,
+    client_entry,
     epoch_order,
     everything,
-    per_client,
     random_rows,
     random_rows_of,
     rows_at,
@@ -327,7 +327,7 @@ def plan_steps(shard: Shard, work: Work) -> tuple[int | jax.Array, int]:
     if np.ndim(steps) == 0:
         number = int(np.asarray(steps))
         return number, number
-    return per_client(steps, shard), int(np.max(steps))
+    return client_entry(steps, shard), int(np.max(steps))
 
 
 def _evenness(shard: Shard, work: Work) -> float:

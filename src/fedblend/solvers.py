@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import trees
-from fedblend.batches import everything, part, per_client
+from fedblend.batches import client_entry, everything, part
 from fedblend.checks import (
     OF_TYPE,
     POSITIVE,
@@ -45,7 +45,7 @@ def given(models: PyTree) -> Solver:
 
     def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
         del params, key
-        return per_client(models, shard), jnp.full((), jnp.nan)
+        return client_entry(models, shard), jnp.full((), jnp.nan)
 
     leaves = jax.tree.leaves(models)
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in leaves}
@@ -78,7 +78,7 @@ def gradient_descent(
 
     def step(grad, here, state, shard, value):
         del value
-        rate = 1 / per_client(smooth, shard)
+        rate = 1 / client_entry(smooth, shard)
         return trees.subtract(here, trees.scale(rate, grad)), state
 
     return _descent(loss, lambda params: (), step, tolerance, most)

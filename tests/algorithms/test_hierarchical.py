@@ -47,7 +47,9 @@ def models(kind, rounds, work=WORK, **options):
     run = fb.simulate(algorithm, model.init, data, jax.random.key(0), rounds=rounds)
     found = run.complete().personal_models(range(5))
     vectors = [np.column_stack([one.bias, one.weight]).ravel() for one in found]
-    expected = hierarchical_models(kind, PooledRows.of(data.train), outputs, **options)
+    expected = hierarchical_models(
+        kind, PooledRows.read(data.train), outputs, **options
+    )
     return run, np.stack(vectors), expected
 
 

@@ -17,7 +17,7 @@ from fedblend.config.config import check, dump, load, loads
 from fedblend.config.toml import write
 from fedblend.errors import ConfigError, RunError
 from fedblend.runs import run_folder
-from fedblend.runs.export.portable import described
+from fedblend.runs.export.portable import read_metadata
 from fedblend.runs.paired import data_keys
 from fedblend.simulation.simulate import set_up
 from tiny_config import TINY
@@ -251,9 +251,9 @@ def test_a_folder_or_file_imports_no_code_that_the_user_did_not_name(
             fb.load(tmp_path)
         with pytest.raises(RunError, match=wanted):
             fb.personalize_from(tmp_path, tmp_path / "rows.csv")
-        described({"config": write(content), "task": json.dumps(TASK)}, tmp_path)
+        read_metadata({"config": write(content), "task": json.dumps(TASK)}, tmp_path)
         with pytest.raises(RunError, match=wanted):
-            described({"config": write(sent), "task": json.dumps(TASK)}, tmp_path)
+            read_metadata({"config": write(sent), "task": json.dumps(TASK)}, tmp_path)
         config = run_folder.read_data_tables(run_folder.Folder(tmp_path))
         assert data_keys(config) == data_keys(check(copy.deepcopy(content), "here"))
     with pytest.raises(SystemExit, match="imported"):

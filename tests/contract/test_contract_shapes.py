@@ -63,7 +63,7 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
     return jax.eval_shape(play)
 
 
-def described(tree):
+def read_metadata(tree):
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
 
 
@@ -87,18 +87,18 @@ def test_structure_and_dtypes(name, problem):
     params, played = on.params, rounds_by_shape(PRODUCT[name](on), on)
     _, kept, said, models = played
     for series in played:
-        first, *others = [described(entry) for entry in series]
+        first, *others = [read_metadata(entry) for entry in series]
         assert all(other == first for other in others), "changes from round to round"
     assert not [leaf for leaf in jax.tree.leaves(played) if leaf.weak_type]
-    wanted = described(params)
-    assert all(described(down.shared) == wanted for _, down, _ in kept)
+    wanted = read_metadata(params)
+    assert all(read_metadata(down.shared) == wanted for _, down, _ in kept)
     models = [one.shared if isinstance(one, Neighbors) else one for one in models]
-    assert all(described(model) == wanted for model in models)
+    assert all(read_metadata(model) == wanted for model in models)
     delta = said[0][1].delta
     if delta is not None:
         in_part = any(one in name for one in ("partial", *FORMED))
         parts = trees.where_given(delta, params) if in_part else params
-        assert described(delta) == described(parts)
+        assert read_metadata(delta) == read_metadata(parts)
         assert jax.tree.leaves(delta)
 
 

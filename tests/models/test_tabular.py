@@ -95,15 +95,15 @@ def test_ranks_are_inputs_and_survive_a_file(columns):
     schema = ranked(columns)
     made = finish(schema, [client_statistics(schema, schema.encode(columns))])
     assert made.features[-3:] == ("skewed rank", "few rank", "gaps rank")
-    again = Preprocessing.from_json(made.to_json())
+    again = Preprocessing.parse(made.dump())
     assert again == made
     inputs = again.transform(columns)
     assert inputs.shape == (200, len(made.features))
     assert set(np.unique(inputs[:, -2])) == {0.0, 1.0, 2.0}
     assert inputs[:, -3:].min() >= 0 and inputs[:, -3:].max() <= BINS
-    without = made.to_json().replace('"edges"', '"other"')
+    without = made.dump().replace('"edges"', '"other"')
     with pytest.raises(DataError):
-        Preprocessing.from_json(without)
+        Preprocessing.parse(without)
 
 
 def test_a_run_has_ranks_and_predicts_with_them(tmp_path):

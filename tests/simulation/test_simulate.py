@@ -291,7 +291,7 @@ def test_every_key_may_have_its_own_split_of_the_same_clients():
         inputs, targets = federated_data.test.rows(2)
         losses = (inputs @ own - targets) ** 2 / 2
         found = run.measured[replica]["test"]["personal"]["loss"][2]
-        by_row = run.by_row[replica]["test"]["personal"]["loss"][2]
+        by_row = run.evidence.by_row[replica]["test"]["personal"]["loss"][2]
         np.testing.assert_allclose(found, losses.mean(), rtol=1e-4)
         np.testing.assert_allclose(by_row[: len(losses)], losses, rtol=1e-3)
     with pytest.raises(ValueError, match="federated_data: 2 of them is not a single"):

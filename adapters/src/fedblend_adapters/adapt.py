@@ -138,12 +138,12 @@ def adapt(
         >>> bool((adapted.apply(params, rows) == start).all())
         True
     """
-    frozen = freeze(_checked(model, base), dtype)
+    frozen = freeze(_check_base(model, base), dtype)
     if isinstance(how, PrefixKind):
-        return _prefixed(model, frozen, how, where)
+        return _add_prefix(model, frozen, how, where)
     uses = uses_of(model, frozen.shapes, inputs)
-    chosen = {path: uses[path] for path in _chosen(how, uses, where)}
-    fixed = {path: how.fixed(path, use) for path, use in chosen.items()}
+    chosen = {path: uses[path] for path in _choose_weights(how, uses, where)}
+    fixed = {path: how.constants(path, use) for path, use in chosen.items()}
 
     def init(key):
         return {path: how.init(key, path, use) for path, use in chosen.items()}
@@ -156,17 +156,17 @@ def adapt(
             for path, leaf in frozen.leaves.items()
         ]
 
-    def adapted(function: Apply | None) -> Any:
+    def wrap(function: Apply | None) -> Any:
         def compute(params, inputs):
             return _evaluate(function, frozen, weights(params), inputs)
 
         return None if function is None else compute
 
-    halves = adapted(model.features), adapted(model.head)
-    return Model(init, adapted(model.apply), *halves)
+    halves = wrap(model.features), wrap(model.head)
+    return Model(init, wrap(model.apply), *halves)
 
 
-def _checked(model: Model, base: PyTree | None) -> PyTree:
+def _check_base(model: Model, base: PyTree | None) -> PyTree:
     """The base, if it has the structure and shapes of the model's parameters."""
     key = jax.random.key(0)
     if base is None:
@@ -187,7 +187,7 @@ def _checked(model: Model, base: PyTree | None) -> PyTree:
     return base
 
 
-def _chosen(how: Change, uses: dict[str, WeightUse], where: Where) -> list[str]:
+def _choose_weights(how: Change, uses: dict[str, WeightUse], where: Where) -> list[str]:
     """The paths of the weights that are changed."""
     able = [path for path, use in uses.items() if how.takes(use)]
     if where is None:
@@ -228,10 +228,10 @@ def _weight(
         return leaf if steps is None else Weight(Labeled(whole, axes), {}, None, steps)
     found = Weight(Labeled(whole, axes), how.parts(params, use), how, steps)
     # Every operation needs the sum of a full change: it is made once.
-    return found.merged("") if isinstance(how, Full) else found
+    return found.merge("") if isinstance(how, Full) else found
 
 
-def _prefixed(model: Model, base: Base, how: PrefixKind, where: Where) -> Model:
+def _add_prefix(model: Model, base: Base, how: PrefixKind, where: Where) -> Model:
     """The model with learned keys and values before those of each row."""
     make = model.prefix
     if make is None:
@@ -241,7 +241,7 @@ def _prefixed(model: Model, base: Base, how: PrefixKind, where: Where) -> Model:
         raise SettingError("adapt: where", "is not for prefix, which changes no weight")
     kept = [_weight(leaf) for leaf in base.leaves.values()]
 
-    def adapted(function: Apply | None) -> Any:
+    def wrap(function: Apply | None) -> Any:
         def compute(params, inputs):
             def own(base, given):
                 prefix, inputs = given
@@ -251,8 +251,8 @@ def _prefixed(model: Model, base: Base, how: PrefixKind, where: Where) -> Model:
 
         return None if function is None else compute
 
-    halves = adapted(model.features), adapted(model.head)
-    return Model(lambda key: make(key, how.length), adapted(model.apply), *halves)
+    halves = wrap(model.features), wrap(model.head)
+    return Model(lambda key: make(key, how.length), wrap(model.apply), *halves)
 
 
 def _evaluate(
@@ -262,11 +262,11 @@ def _evaluate(
     program, shape = jax.make_jaxpr(function, return_shape=True)(base.shapes, inputs)
     given = [*weights, *map(jnp.asarray, jax.tree.leaves(inputs))]
     found = evaluate(program.jaxpr, program.consts, given)
-    outputs = [_at_least_float32(plain(one)) for one in found]
+    outputs = [_promote(plain(one)) for one in found]
     return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
 
-def _at_least_float32(output: jax.Array) -> jax.Array:
+def _promote(output: jax.Array) -> jax.Array:
     """Losses are not computed in less."""
     if not jnp.issubdtype(output.dtype, jnp.floating):
         return output
@@ -299,12 +299,12 @@ def two_adapters(model: Model) -> Model:
         own = model.init(keys.named(key, "personal"))
         return {"shared": model.init(key), "personal": own}
 
-    def of_both(function: Apply | None) -> Apply | None:
+    def wrap(function: Apply | None) -> Apply | None:
         def compute(params, inputs):
             whole = sum_of_changes(params["shared"], params["personal"])
             return function(whole, inputs)  # pyright: ignore[reportOptionalCall]
 
         return None if function is None else compute
 
-    halves = of_both(model.features), of_both(model.head)
-    return Model(init, of_both(model.apply), *halves)  # pyright: ignore
+    halves = wrap(model.features), wrap(model.head)
+    return Model(init, wrap(model.apply), *halves)  # pyright: ignore

@@ -29,7 +29,7 @@ from fedblend.simulation.serialize import (
 )
 from fedblend.trees import leaves_by_path, precision
 from fedblend_adapters.adapt import adapt, two_adapters
-from fedblend_adapters.kinds import KINDS, Lora, lora, with_frozen
+from fedblend_adapters.kinds import KINDS, Lora, add_frozen, lora
 from fedblend_adapters.peft import peft_files
 
 
@@ -55,7 +55,7 @@ def adapt_model(
         stamp = [file.stat().st_mtime_ns, file.stat().st_size] if file.exists() else []
     facts = [table.model_dump(), described, str(rows), stamp]
     text = json.dumps(facts, sort_keys=True, default=str)
-    return _once(_Asked(text, lambda: _with_adapters(table, model, rows)))
+    return _once(_Asked(text, lambda: _adapt_model(table, model, rows)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _once(asked: _Asked) -> Model:
     return asked.make()
 
 
-def _with_adapters(table: Adapt, model: Model, rows: jax.ShapeDtypeStruct) -> Model:
+def _adapt_model(table: Adapt, model: Model, rows: jax.ShapeDtypeStruct) -> Model:
     try:
         found = adapt(
             model,
@@ -128,7 +128,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ConfigError(f"adapt.base: {path}: {error}") from None
 
 
-def as_peft(portable: Portable) -> dict[str, bytes]:
+def export_files(portable: Portable) -> dict[str, bytes]:
     """The adapter of a run as the files of ``peft``, by name.
 
     Raises:
@@ -159,4 +159,4 @@ def _whole(portable: Portable, adapter: PyTree, how: Lora) -> PyTree:
         model = model_of(plain, task, loss_name(config, task))
         kind = "int32" if portable.takes_numbers else config.run.precision
         rows = jax.ShapeDtypeStruct((2, *task.shape), kind)
-        return with_frozen(model, adapter, how=how, inputs=rows)
+        return add_frozen(model, adapter, how=how, inputs=rows)

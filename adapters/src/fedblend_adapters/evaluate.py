@@ -33,8 +33,8 @@ from fedblend_adapters.weight import (
     Meeting,
     Weight,
     contract,
+    drop_label,
     plain,
-    without,
 )
 
 _DATA = 1000
@@ -58,20 +58,20 @@ def evaluate(program: Any, constants: Sequence[Any], given: Sequence[Any]) -> li
     for step in program.eqns:
         values = [read(one) for one in step.invars]
         if any(isinstance(one, Weight) for one in values):
-            found = _followed(program, step, values)
+            found = _follow(program, step, values)
         else:
             found = _compute(program, step, values)
         known |= dict(zip(step.outvars, found, strict=True))
     return [read(one) for one in program.outvars]
 
 
-def _followed(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
+def _follow(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     """The outputs of a step that takes a weight."""
     name, found = step.primitive.name, None
     if name in MOVES and isinstance(values[0], Weight):
         found = MOVES[name](step, values)
     if found is None:
-        found = _RULES.get(name, _with_sums)(program, step, values)
+        found = _RULES.get(name, _compute_sums)(program, step, values)
     return found
 
 
@@ -92,14 +92,14 @@ def _compute(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     return jaxpr_as_fun(ClosedJaxpr(only, ()))(*names.values())
 
 
-def _with_sums(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
+def _compute_sums(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     name = step.primitive.name
     return _compute(program, step, [plain(one, name) for one in values])
 
 
 def _product(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     if all(isinstance(one, Weight) for one in values):
-        return _with_sums(program, step, values)
+        return _compute_sums(program, step, values)
     side = 0 if isinstance(values[0], Weight) else 1
     weight, data = values[side].floating(), values[1 - side]
     both = weight.base.labels
@@ -126,7 +126,7 @@ def _product(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     [out] = _compute(program, step, given[::-1] if side else given)
     out = Labeled(out, (*common, *free))
     at = Meeting("dot_general", frozenset(over), frozenset(common), linear, out)
-    return _changed(program, step, values, weight, at)
+    return _apply_change(program, step, values, weight, at)
 
 
 def _new(labels: Sequence[Label], known: Sequence[Label]) -> tuple[Label, ...]:
@@ -137,11 +137,11 @@ def _convolution(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     data, kernel = values
     grouped = step.params["feature_group_count"] * step.params["batch_group_count"] > 1
     if grouped or isinstance(data, Weight):
-        return _with_sums(program, step, values)
+        return _compute_sums(program, step, values)
     weight = kernel.floating()
     axes = step.params["dimension_numbers"]
     outward = weight.base.labels[axes.rhs_spec[0]]
-    over = without(weight.base.labels, outward)
+    over = drop_label(weight.base.labels, outward)
 
     def labels(feature: Label) -> list[Label]:
         found = [_DATA + at for at in range(data.ndim)]
@@ -150,13 +150,13 @@ def _convolution(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
 
     def linear(factor: Labeled) -> Labeled:
         order = [RANK if one == outward else one for one in weight.base.labels]
-        own = factor.to(order).astype(data.dtype)
+        own = factor.align(order).astype(data.dtype)
         return Labeled(step.primitive.bind(data, own, **step.params), (*labels(RANK),))
 
     [out] = _compute(program, step, [data, weight.base.array])
     out = Labeled(out, (*labels(outward),))
     at = Meeting(step.primitive.name, frozenset(over), frozenset(), linear, out)
-    return _changed(program, step, values, weight, at)
+    return _apply_change(program, step, values, weight, at)
 
 
 def _lookup(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
@@ -168,7 +168,7 @@ def _lookup(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
         and step.params["slice_sizes"] == (1, shape[1])
     )
     if not whole_rows or isinstance(places, Weight):
-        return _with_sums(program, step, values)
+        return _compute_sums(program, step, values)
     weight = table.floating()
     row, column = weight.base.labels
 
@@ -178,7 +178,7 @@ def _lookup(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
         return found
 
     def linear(factor: Labeled) -> Labeled:
-        own = factor.to((row, RANK)).astype(weight.base.array.dtype)
+        own = factor.align((row, RANK)).astype(weight.base.array.dtype)
         options = step.params | {"slice_sizes": (1, own.shape[1])}
         looked_up = step.primitive.bind(own, places, **options)
         return Labeled(looked_up, (*labels(RANK),))
@@ -186,17 +186,17 @@ def _lookup(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     [out] = _compute(program, step, [weight.base.array, places])
     out = Labeled(out, (*labels(column),))
     at = Meeting("gather", frozenset([row]), frozenset(), linear, out)
-    return _changed(program, step, values, weight, at)
+    return _apply_change(program, step, values, weight, at)
 
 
-def _changed(
+def _apply_change(
     program: Any, step: Any, values: Sequence[Any], weight: Weight, at: Meeting
 ) -> list[Any]:
     """The output of a linear step with the change, or the step with the sum."""
     if weight.kind is None:
         return [at.out.array]
-    found = weight.kind.changed(weight, at)
-    return _with_sums(program, step, values) if found is None else [found]
+    found = weight.kind.change(weight, at)
+    return _compute_sums(program, step, values) if found is None else [found]
 
 
 def _elementwise(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
@@ -213,10 +213,10 @@ def _call(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
 def _rematerialize(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     of = step.params
 
-    def inside(*values):
+    def compute(*values):
         return [plain(one) for one in evaluate(of["jaxpr"], (), values)]
 
-    again = jax.checkpoint(inside, prevent_cse=of["prevent_cse"], policy=of["policy"])
+    again = jax.checkpoint(compute, prevent_cse=of["prevent_cse"], policy=of["policy"])
     return again(*values)
 
 
@@ -251,7 +251,7 @@ def _scan(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
 def _transpose(step: Any, values: Sequence[Any]) -> list[Weight] | None:
     weight = values[0].floating()
     labels = [weight.base.labels[at] for at in step.params["permutation"]]
-    base = Labeled(weight.base.to(labels), tuple(labels))
+    base = Labeled(weight.base.align(labels), tuple(labels))
     return [dataclasses.replace(weight, base=base)]
 
 
@@ -266,7 +266,7 @@ def _reshape(step: Any, values: Sequence[Any]) -> list[Weight] | None:
         if not these:
             return None
         made = [(own, place, len(those)) for place in range(len(those))]
-        found = weight.reshaped(own, made, [new[at] for at in those])
+        found = weight.reshape(own, made, [new[at] for at in those])
         if found is None:
             return None
         weight = found
@@ -300,7 +300,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list, list]]:
 def _squeeze(step: Any, values: Sequence[Any]) -> list[Weight] | None:
     weight = values[0].floating()
     for label in [weight.base.labels[at] for at in step.params["dimensions"]]:
-        weight = weight.moved(label, jnp.squeeze)
+        weight = weight.move(label, jnp.squeeze)
     return [weight]
 
 
@@ -314,11 +314,11 @@ def _slice(step: Any, values: Sequence[Any]) -> list[Weight] | None:
         strict=True,
     )
     for label, *range_ in ends:
-        weight = weight.moved(label, partial(_sliced, *range_))
+        weight = weight.move(label, partial(_cut, *range_))
     return [weight]
 
 
-def _sliced(start, limit, stride, array, axis):
+def _cut(start, limit, stride, array, axis):
     return jax.lax.slice_in_dim(array, start, limit, stride, axis)
 
 
@@ -326,7 +326,7 @@ def _dynamic_slice(step: Any, values: Sequence[Any]) -> list[Weight] | None:
     weight, *starts = values[0].floating(), *values[1:]
     ends = zip(weight.base.labels, starts, step.params["slice_sizes"], strict=True)
     for label, start, size in ends:
-        weight = weight.moved(
+        weight = weight.move(
             label,
             lambda array, axis, start=start, size=size: jax.lax.dynamic_slice_in_dim(
                 array, start, size, axis
@@ -339,7 +339,7 @@ def _split(step: Any, values: Sequence[Any]) -> list[Weight] | None:
     weight = values[0].floating()
     label, found, start = weight.base.labels[step.params["axis"]], [], 0
     for size in step.params["sizes"]:
-        found.append(weight.moved(label, partial(_sliced, start, start + size, 1)))
+        found.append(weight.move(label, partial(_cut, start, start + size, 1)))
         start += size
     return found
 

@@ -72,7 +72,7 @@ class Change(Kind, Protocol):
         """The parameters of the change of one weight."""
         ...
 
-    def fixed(self, path: str, use: WeightUse) -> dict[str, jax.Array]:
+    def constants(self, path: str, use: WeightUse) -> dict[str, jax.Array]:
         """What belongs to the change and is no parameter."""
         return {}
 
@@ -110,7 +110,7 @@ class Lora(Change):
         shape = (self.rank, *use.sizes(use.stack, use.inward))
         return jax.random.uniform(key, shape, use.adapter_dtype, -bound, bound)
 
-    def fixed(self, path: str, use: WeightUse) -> dict[str, jax.Array]:
+    def constants(self, path: str, use: WeightUse) -> dict[str, jax.Array]:
         """What belongs to the change and is no parameter."""
         if self.train == "both":
             return {}
@@ -124,7 +124,7 @@ class Lora(Change):
             "b": Labeled(params["b"], (*use.stack, *use.outward, RANK)),
         }
 
-    def changed(self, weight: Weight, at: Meeting) -> jax.Array | None:
+    def change(self, weight: Weight, at: Meeting) -> jax.Array | None:
         """The output of an operation with the change; None if that needs the sum."""
         a, b = weight.parts["a"], weight.parts["b"]
         if at.over == {*a.labels} - {*b.labels}:
@@ -139,7 +139,7 @@ class Lora(Change):
         change = contract(middle, second, at.out.labels).array
         return at.out.array + change.astype(at.out.array.dtype)
 
-    def merged(
+    def merge(
         self, base: Labeled, parts: dict[str, Labeled], operation: str
     ) -> jax.Array:
         """The sum of base and change."""
@@ -171,7 +171,7 @@ def lora(
     return Lora(rank, 1.0 if alpha is None else float(alpha) / rank, train, seed)
 
 
-def with_frozen(model: Model, adapter: PyTree, *, how: Lora, inputs: PyTree) -> PyTree:
+def add_frozen(model: Model, adapter: PyTree, *, how: Lora, inputs: PyTree) -> PyTree:
     """An adapter of ``lora(train="b")`` with the A that all have, and is no parameter.
 
     Args:
@@ -183,7 +183,8 @@ def with_frozen(model: Model, adapter: PyTree, *, how: Lora, inputs: PyTree) -> 
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     uses = uses_of(model, shapes, inputs)
     return {
-        path: change | how.fixed(path, uses[path]) for path, change in adapter.items()
+        path: change | how.constants(path, uses[path])
+        for path, change in adapter.items()
     }
 
 
@@ -213,7 +214,7 @@ class GatedLora(Change):
         gate = Labeled(params["gate"], (RANK, *use.stack, *use.inward))
         return {**found, "gate": gate}
 
-    def changed(self, weight: Weight, at: Meeting) -> jax.Array | None:
+    def change(self, weight: Weight, at: Meeting) -> jax.Array | None:
         """The output of an operation with the change; None if that needs the sum."""
         parts = weight.parts
         a, b = parts["personal a"], parts["personal b"]
@@ -234,7 +235,7 @@ class GatedLora(Change):
             out = out + change.array.astype(out.dtype)
         return out
 
-    def merged(
+    def merge(
         self, base: Labeled, parts: dict[str, Labeled], operation: str
     ) -> jax.Array:
         """There is no sum: one line on what to leave out."""
@@ -282,19 +283,19 @@ class Ia3(Change):
         """The parameters with the axes of the weight that theirs are."""
         return {"scale": Labeled(params["scale"], (*use.stack, *use.outward))}
 
-    def changed(self, weight: Weight, at: Meeting) -> jax.Array | None:
+    def change(self, weight: Weight, at: Meeting) -> jax.Array | None:
         """The output of an operation with the change; None if that needs the sum."""
         scale = weight.parts["scale"]
         if not {*scale.labels} <= {*at.out.labels}:
             return None
-        factor = 1 + scale.to(at.out.labels)
+        factor = 1 + scale.align(at.out.labels)
         return at.out.array * factor.astype(at.out.array.dtype)
 
-    def merged(
+    def merge(
         self, base: Labeled, parts: dict[str, Labeled], operation: str
     ) -> jax.Array:
         """The base with its channels scaled."""
-        whole = base.array * (1 + parts["scale"].to(base.labels))
+        whole = base.array * (1 + parts["scale"].align(base.labels))
         return whole.astype(base.array.dtype)
 
 
@@ -321,15 +322,15 @@ class Full(Change):
         """The parameters with the axes of the weight that theirs are."""
         return {"change": Labeled(params["change"], tuple(range(len(use.shape))))}
 
-    def changed(self, weight: Weight, at: Meeting) -> jax.Array | None:
+    def change(self, weight: Weight, at: Meeting) -> jax.Array | None:
         """None: every operation needs the sum."""
         return None
 
-    def merged(
+    def merge(
         self, base: Labeled, parts: dict[str, Labeled], operation: str
     ) -> jax.Array:
         """The sum of base and change."""
-        whole = base.array + parts["change"].to(base.labels)
+        whole = base.array + parts["change"].align(base.labels)
         return whole.astype(base.array.dtype)
 
 

@@ -34,7 +34,7 @@ def export_peft(folder: str | Path, adapter: PyTree, *, how: Lora) -> None:
     Args:
         folder: made if it is not there.
         adapter: parameters of a model that ``adapt`` made with ``lora``; with
-            ``train="b"``, what ``with_frozen`` returns.
+            ``train="b"``, what ``add_frozen`` returns.
         how: that ``lora``: the change is scaled as it says.
 
     Raises:
@@ -99,7 +99,9 @@ def import_peft(folder: str | Path) -> tuple[PyTree, Lora]:
     for name, pair in pairs.items():
         if pair.keys() != {"A", "B"}:
             raise InputError(f"{place / ADAPTER}: {name} lacks a factor")
-        scale = _of_pattern(table, "alpha", name) / _of_pattern(table, "rank", name)
+        scale = _match_pattern(table, "alpha", name) / _match_pattern(
+            table, "rank", name
+        )
         b = scale * pair["B"].reshape(pair["B"].shape[:2])
         adapter[f"{name}.weight"] = {"a": jnp.asarray(pair["A"]), "b": jnp.asarray(b)}
     return adapter, lora(int(table["r"]))
@@ -109,7 +111,7 @@ def _factors(path: str, change: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(change, dict) or change.keys() != {"a", "b"}:
         has = ", ".join(change) if isinstance(change, dict) else "one array"
         allowed = "factors a and b; two adapters: mixing.sum_of_changes, only b: "
-        allowed += "with_frozen"
+        allowed += "add_frozen"
         raise UserError("export_peft: adapter", path, allowed, f"{path} with {has}")
     return np.asarray(change["a"]), np.asarray(change["b"])
 
@@ -157,7 +159,7 @@ def _read(place: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return table, arrays
 
 
-def _of_pattern(table: dict[str, Any], what: str, name: str) -> float:
+def _match_pattern(table: dict[str, Any], what: str, name: str) -> float:
     """The rank or alpha of a module: by its pattern, else that of all."""
     for pattern, value in (table.get(f"{what}_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):

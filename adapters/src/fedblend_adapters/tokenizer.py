@@ -86,7 +86,7 @@ def load_tokenizer(file: str | Path) -> Tokenizer:
 
 
 @gate(tokenizer=Instance(Tokenizer, "a Tokenizer"), length=COUNT)
-def from_texts(
+def read_texts(
     texts: Mapping[str, str], tokenizer: Tokenizer, *, length: int, name: str = "text"
 ) -> Dataset:
     """The windows of several writers' texts; keys are writers.

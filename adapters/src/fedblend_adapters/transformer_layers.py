@@ -211,7 +211,7 @@ def features(
     length = tokens.shape[1]
     if not form.llama and length > form.length:
         raise UserError("transformer: length", form.length, f"{length}, as rows have")
-    here = _embedded(form, own, jnp.maximum(tokens, 0))
+    here = _embed(form, own, jnp.maximum(tokens, 0))
     places = _places(form, tokens, 0 if prefix is None else prefix.key.shape[1])
     layer = partial(_layer, form, places)
     if form.remat:
@@ -219,7 +219,7 @@ def features(
     unroll = form.layers if form.unroll else 1
     here, _ = jax.lax.scan(layer, here, (own.layers, prefix), unroll=unroll)
     here = normalize(form, own.norm, here)
-    return here if form.causal else _pooled(tokens >= 0, here)
+    return here if form.causal else _pool(tokens >= 0, here)
 
 
 def scores(params: Transformer | Prefixed, values: jax.Array) -> jax.Array:
@@ -242,7 +242,7 @@ def normalize(form: Architecture, layer: Scaling, inputs: jax.Array) -> jax.Arra
     return here if layer.offset is None else here + _channels(layer.offset, here)
 
 
-def _embedded(form: Architecture, params: Transformer, tokens: jax.Array) -> jax.Array:
+def _embed(form: Architecture, params: Transformer, tokens: jax.Array) -> jax.Array:
     table = params.embedding
     here = table.tokens[tokens]
     if table.positions is not None:
@@ -295,9 +295,9 @@ def _attention(
         for part in (layer.key, layer.value)
     )
     if places.angles is not None:
-        query, key = _rotated(places.angles, query), _rotated(places.angles, key)
+        query, key = _rotate(places.angles, query), _rotate(places.angles, key)
     if prefix is not None:
-        key, value = _after(prefix.key, key), _after(prefix.value, value)
+        key, value = _prepend(prefix.key, key), _prepend(prefix.value, value)
     wide = jnp.promote_types(here.dtype, jnp.float32)
     grouped = query.reshape(
         rows, length, form.kv, form.heads // form.kv, form.head_width
@@ -311,7 +311,7 @@ def _attention(
     return linear(layer.out, mixed.reshape(rows, length, form.heads * form.head_width))
 
 
-def _rotated(angles: jax.Array, inputs: jax.Array) -> jax.Array:
+def _rotate(angles: jax.Array, inputs: jax.Array) -> jax.Array:
     """[rows, length, heads, width] with the halves of a head as pairs to rotate."""
     wide = jnp.promote_types(inputs.dtype, jnp.float32)
     turn = angles[None, :, None]
@@ -321,7 +321,7 @@ def _rotated(angles: jax.Array, inputs: jax.Array) -> jax.Array:
     return jnp.concatenate(both, axis=-1).astype(inputs.dtype)
 
 
-def _after(prefix: jax.Array, own: jax.Array) -> jax.Array:
+def _prepend(prefix: jax.Array, own: jax.Array) -> jax.Array:
     """Keys or values of all rows behind those of the prefix."""
     shape = (own.shape[0], *prefix.shape)
     before = jnp.broadcast_to(prefix.astype(own.dtype)[None], shape)
@@ -335,7 +335,7 @@ def _feedforward(layer: Layer, here: jax.Array) -> jax.Array:
     return linear(layer.down, jax.nn.silu(linear(layer.gate, here)) * up)
 
 
-def _pooled(known: jax.Array, here: jax.Array) -> jax.Array:
+def _pool(known: jax.Array, here: jax.Array) -> jax.Array:
     """The mean features of a row's places that are not padding."""
     wide = jnp.promote_types(here.dtype, jnp.float32)
     weights = known.astype(wide)

@@ -73,7 +73,7 @@ class _Note:
     uses: dict[str, WeightUse]
     products: list[str]
 
-    def changed(self, weight: Weight, at: Meeting) -> jax.Array:
+    def change(self, weight: Weight, at: Meeting) -> jax.Array:
         over = _axes(at.over)
         free = _axes({*weight.base.labels} - at.over - at.common)
         axes = range(len(self.use.shape))
@@ -92,7 +92,7 @@ class _Note:
             self.products.append(self.path)
         return at.out.array
 
-    def merged(
+    def merge(
         self, base: Labeled, parts: dict[str, Labeled], operation: str
     ) -> jax.Array:
         found = dataclasses.replace(self.use, operation=operation)

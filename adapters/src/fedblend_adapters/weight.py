@@ -29,7 +29,7 @@ class Labeled:
     array: jax.Array
     labels: tuple[Label, ...] = dataclasses.field(metadata=STATIC)
 
-    def to(self, labels: Sequence[Label]) -> jax.Array:
+    def align(self, labels: Sequence[Label]) -> jax.Array:
         """The array with axes in this order, of length 1 where it has none."""
         order = [self.labels.index(one) for one in labels if one in self.labels]
         array = jnp.transpose(self.array, order)
@@ -43,9 +43,9 @@ class Labeled:
             return self
         array = move(self.array, self.labels.index(label))
         kept = array.ndim == self.array.ndim
-        return Labeled(array, self.labels if kept else without(self.labels, label))
+        return Labeled(array, self.labels if kept else drop_label(self.labels, label))
 
-    def reshaped(
+    def reshape(
         self, old: Sequence[Label], new: Sequence[Label], shape: Sequence[int]
     ) -> "Labeled | None":
         """The same with new axes of this shape in place of old ones, which it may lack.
@@ -59,7 +59,7 @@ class Labeled:
         start = self.labels.index(old[0])
         before = [one for one in self.labels[:start] if one not in old]
         after = [one for one in self.labels[start:] if one not in old]
-        array = self.to([*before, *old, *after])
+        array = self.align([*before, *old, *after])
         place = len(before)
         kept = array.shape[:place], array.shape[place + len(old) :]
         array = array.reshape(*kept[0], *shape, *kept[1])
@@ -102,11 +102,11 @@ class Meeting(NamedTuple):
 class Kind(Protocol):
     """What the parts of a change mean."""
 
-    def changed(self, weight: "Weight", at: Meeting) -> jax.Array | None:
+    def change(self, weight: "Weight", at: Meeting) -> jax.Array | None:
         """The output of an operation with the change; None if that needs the sum."""
         ...
 
-    def merged(
+    def merge(
         self, base: Labeled, parts: dict[str, Labeled], operation: str
     ) -> jax.Array:
         """The sum of base and change, for this operation."""
@@ -127,20 +127,18 @@ class Weight:
     kind: Kind | None = dataclasses.field(metadata=STATIC)
     steps: Labeled | None = None
 
-    def moved(self, label: Label, move: Callable[[jax.Array, int], jax.Array]):
+    def move(self, label: Label, move: Callable[[jax.Array, int], jax.Array]):
         """The weight with one axis sliced, or left out."""
         return jax.tree.map(
             lambda one: one.along(label, move), self, is_leaf=_is_labeled
         )
 
-    def reshaped(
+    def reshape(
         self, old: Sequence[Label], new: Sequence[Label], shape: Sequence[int]
     ) -> "Weight | None":
         """The weight with new axes in place of old ones; None if its change cannot."""
-        base = self.base.reshaped(old, new, shape)
-        parts = {
-            name: one.reshaped(old, new, shape) for name, one in self.parts.items()
-        }
+        base = self.base.reshape(old, new, shape)
+        parts = {name: one.reshape(old, new, shape) for name, one in self.parts.items()}
         if base is None or None in parts.values():
             return None
         return dataclasses.replace(self, base=base, parts=parts)
@@ -150,15 +148,15 @@ class Weight:
         if self.steps is None:
             return self
         entries = self.base.array.astype(self.steps.array.dtype)
-        whole = entries * self.steps.to(self.base.labels)
+        whole = entries * self.steps.align(self.base.labels)
         return Weight(Labeled(whole, self.base.labels), self.parts, self.kind)
 
-    def merged(self, operation: str) -> jax.Array:
+    def merge(self, operation: str) -> jax.Array:
         """The sum of base and change, for this operation."""
         own = self.floating()
         if own.kind is None:
             return own.base.array
-        return own.kind.merged(own.base, own.parts, operation)
+        return own.kind.merge(own.base, own.parts, operation)
 
     def rows(self) -> "Weight | None":
         """The weight, to be scanned over its first axis; None if the change cannot."""
@@ -167,8 +165,8 @@ class Weight:
             return None
         return jax.tree.map(
             lambda one: Labeled(
-                one.to((first, *without(one.labels, first))),
-                (first, *without(one.labels, first)),
+                one.align((first, *drop_label(one.labels, first))),
+                (first, *drop_label(one.labels, first)),
             ),
             self,
             is_leaf=_is_labeled,
@@ -192,11 +190,11 @@ def _is_labeled(node: Any) -> bool:
     return isinstance(node, Labeled)
 
 
-def without(labels: Sequence[Label], label: Label) -> tuple[Label, ...]:
+def drop_label(labels: Sequence[Label], label: Label) -> tuple[Label, ...]:
     """The labels but this one."""
     return tuple(one for one in labels if one != label)
 
 
 def plain(value: Any, operation: str = "") -> Any:
     """A value as an array, for this operation."""
-    return value.merged(operation) if isinstance(value, Weight) else value
+    return value.merge(operation) if isinstance(value, Weight) else value

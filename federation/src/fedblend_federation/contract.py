@@ -292,7 +292,7 @@ class Contract:
             "rooms": dict(facts.rooms),
             "constants": facts.constants is not None,
             "rates": facts.rates,
-            "preprocessing": facts.preprocessing and facts.preprocessing.to_json(),
+            "preprocessing": facts.preprocessing and facts.preprocessing.dump(),
         }
 
     def capacities(

@@ -139,7 +139,7 @@ def preprocessing_in(schema: Schema, terms: Mapping[str, Any]) -> Preprocessing:
     text = terms.get("preprocessing")
     if not isinstance(text, str):
         raise ConfigError("message: has no preprocessing")
-    found = Preprocessing.from_json(text)
+    found = Preprocessing.parse(text)
     if found.schema != schema:
         raise ConfigError("message: preprocessing: has other columns than data.raw")
     return found

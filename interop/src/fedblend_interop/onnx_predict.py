@@ -12,7 +12,7 @@ from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.values import is_missing, word
 from fedblend.errors import RunError
 from fedblend.extras import require
-from fedblend.runs.export.portable import Portable, described
+from fedblend.runs.export.portable import Portable, read_metadata
 from fedblend.runs.predict import (
     TablePredictions,
     encode_rows,
@@ -46,7 +46,7 @@ def predict_onnx(path: Path, source: Any, *, imports: bool = False) -> TablePred
     metadata = dict(session.get_modelmeta().custom_metadata_map)
     if "config" not in metadata:
         raise RunError(f"{path}: is not a model that fedblend export wrote")
-    of = described(metadata, path, imports=imports)
+    of = read_metadata(metadata, path, imports=imports)
     wanted = [one.name for one in session.get_inputs()]
     inputs = _file_inputs(of, source, wanted)
     try:

@@ -43,7 +43,7 @@ import optax
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.agnostic import weigh_losses
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.batches import part, per_client
+from fedblend.batches import client_entry, part
 from fedblend.checks import (
     COUNT,
     Alpha,
@@ -301,7 +301,7 @@ def apfl(
         own = keys.named(key, "local model")
         personal = params if local is None else local(params, shard, own)[0]
         last = () if aggregated else params
-        return (), ApflClient(personal, per_client(alpha, shard), last)
+        return (), ApflClient(personal, client_entry(alpha, shard), last)
 
     def client(down, client, shard, key):
         start = Variables(down.shared, client.personal, client.alpha)

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Annotated, NamedTuple
 
 from fedblend import keys, trees
-from fedblend.batches import per_client
+from fedblend.batches import client_entry
 from fedblend.checks import NOT_NEGATIVE, ByClient, each_client
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import Work, descend
@@ -87,7 +87,7 @@ def ditto(
 
         def pull(params):
             gap = trees.sum_squares(trees.subtract(params, down.shared))
-            return 0.5 * per_client(lam, shard) * gap
+            return 0.5 * client_entry(lam, shard) * gap
 
         own = keys.named(key, "ditto")
         reached, _ = train(client.personal, shard, own, round=down.round, penalty=pull)

@@ -21,7 +21,7 @@ learning of deep networks from decentralized data", AISTATS 2017, arXiv:1602.056
 from functools import partial
 
 from fedblend import trees
-from fedblend.core import Algorithm, Loss, Needs, from_params, no_state
+from fedblend.core import Algorithm, Loss, Needs, no_state, start_with_params
 from fedblend.local import Work, local_update, step_sum_of
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
@@ -56,4 +56,4 @@ def fedavg(loss: Loss, work: Work) -> Algorithm:
         shared = trees.add(down.shared, aggregate.mean.delta)
         return down._replace(shared=shared), server
 
-    return Algorithm(no_state, from_params, client, server, needs=Needs(gain=1.0))
+    return Algorithm(no_state, start_with_params, client, server, needs=Needs(gain=1.0))

@@ -42,7 +42,7 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import everything
-from fedblend.core import Algorithm, Loss, Wire, from_params
+from fedblend.core import Algorithm, Loss, Wire, start_with_params
 from fedblend.local import Work, local_update
 from fedblend.losses import gradient
 from fedblend.models.derived import (
@@ -127,5 +127,11 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
         return {f"weight {m}": weight for m, weight in enumerate(client.weights)}
 
     return Algorithm(
-        enroll, from_params, client, server, personal, wire=Wire(tell=tell), info=info
+        enroll,
+        start_with_params,
+        client,
+        server,
+        personal,
+        wire=Wire(tell=tell),
+        info=info,
     )

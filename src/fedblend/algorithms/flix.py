@@ -43,7 +43,7 @@ import optax
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
-from fedblend.batches import per_client
+from fedblend.batches import client_entry
 from fedblend.checks import (
     POSITIVE,
     Alpha,
@@ -100,13 +100,15 @@ def flix(
     power = 1 if average == "minimizer" else 2
 
     def own(personal, shard):
-        weight = per_client(alpha, shard)
+        weight = client_entry(alpha, shard)
         return method(compose(lambda params: mix(weight, params, personal), loss))
 
     def enroll(params, shard, key):
         personal, norm = local(params, shard, keys.named(key, "local model"))
         join, inner = own(personal, shard).enroll(params, shard, key)
-        weight = (per_client(alpha, shard) ** 2 * per_client(smooth, shard)) ** power
+        weight = (
+            client_entry(alpha, shard) ** 2 * client_entry(smooth, shard)
+        ) ** power
         sent = (trees.scale(weight, personal), weight)
         return (join, sent), FlixClient(personal, norm, inner)
 
@@ -123,7 +125,7 @@ def flix(
         return up, client._replace(inner=state)
 
     def personal(down, client, shard, key):
-        return mix(per_client(alpha, shard), down.shared, client.personal)
+        return mix(client_entry(alpha, shard), down.shared, client.personal)
 
     inner = method(loss)
 

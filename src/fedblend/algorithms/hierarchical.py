@@ -45,7 +45,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.batches import draw
 from fedblend.checks import NotNegative
-from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, from_params
+from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, start_with_params
 from fedblend.errors import UserError
 from fedblend.local import Work, plan_steps
 from fedblend.losses import objective
@@ -74,7 +74,7 @@ class _Own(NamedTuple):
         return self.shared + self.scale * self.u
 
 
-def _by_kind(params: PyTree, level: Any, others: Any) -> jax.Array:
+def _fill_kinds(params: PyTree, level: Any, others: Any) -> jax.Array:
     """A vector over the parameters: one number for intercepts, one for the others."""
 
     def each(path, leaf):
@@ -124,7 +124,7 @@ def hierarchical(
         shared, layout = trees.ravel(params)
         batch = draw(shard, key, work.batch_size)
         rows = jnp.maximum(shard.count, 1).astype(shared.dtype)
-        scale = jnp.sqrt(_by_kind(params, level, slopes))
+        scale = jnp.sqrt(_fill_kinds(params, level, slopes))
 
         def local(vector):
             return objective(loss, trees.unravel(vector, layout), batch)
@@ -164,7 +164,7 @@ def hierarchical(
         if not share:
             return down, server
         shared, layout = trees.ravel(down.shared)
-        penalty = _by_kind(down.shared, 0.0, ridge)
+        penalty = _fill_kinds(down.shared, 0.0, ridge)
         gradient = trees.ravel(aggregate.mean.delta)[0] + penalty * shared
         places = jnp.triu_indices(len(shared))
         upper = (
@@ -185,7 +185,7 @@ def hierarchical(
         return trees.unravel(found.model, layout)
 
     found = Algorithm(
-        enroll, from_params, client, server, personal, needs=Needs(mean=True)
+        enroll, start_with_params, client, server, personal, needs=Needs(mean=True)
     )
     if share:
         return found

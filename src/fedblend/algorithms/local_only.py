@@ -14,7 +14,7 @@ initial parameters.
 from functools import partial
 from typing import NamedTuple
 
-from fedblend.core import Algorithm, Loss, PyTree, Up, Wire, from_params
+from fedblend.core import Algorithm, Loss, PyTree, Up, Wire, start_with_params
 from fedblend.local import Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import NewClient, algorithm
@@ -45,7 +45,7 @@ def local_only(loss: Loss, work: Work) -> Algorithm:
 
     return Algorithm(
         enroll,
-        from_params,
+        start_with_params,
         client,
         server=lambda aggregate, down, server, central, key: (down, server),
         personal=lambda down, client, shard, key: client.personal,

@@ -51,7 +51,7 @@ from fedblend.core import (
     Shard,
     Up,
     Wire,
-    from_params,
+    start_with_params,
 )
 from fedblend.errors import UserError
 from fedblend.local import (
@@ -207,7 +207,7 @@ def partial(
     transform = resolve(server_optimizer, 0, 1)
 
     def start(params, joins, central, key):
-        down, _ = from_params(params, joins, central, key)
+        down, _ = start_with_params(params, joins, central, key)
         return down, transform.init(part(params, False))
 
     def enroll(params, shard, key):

@@ -46,7 +46,7 @@ import jax.numpy as jnp
 from fedblend import mixing, trees
 from fedblend.algorithms.flix import flix
 from fedblend.algorithms.scaffnew import scaffnew
-from fedblend.batches import per_client
+from fedblend.batches import client_entry
 from fedblend.checks import (
     COUNT,
     NOT_NEGATIVE,
@@ -126,7 +126,7 @@ def scafflix(
         slope = gradient(loss)
 
         def client(down, client, shard, key):
-            own = per_client(alpha, shard) ** 2 / per_client(rates, shard)
+            own = client_entry(alpha, shard) ** 2 / client_entry(rates, shard)
             moved = trees.subtract(down.shared, client.reached)
             settled = trees.add(client.control, trees.scale(p * own, moved))
             control = trees.select(client.new, client.control, settled)

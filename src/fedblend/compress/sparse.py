@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
-from fedblend.batches import per_client
+from fedblend.batches import client_entry
 from fedblend.checks import COUNT, Count, each_client, gate, words
 from fedblend.compress.compressor import Compressor, Encoded, pack, unpack, width_of
 from fedblend.core import Key, PyTree, Ragged, Shard
@@ -214,7 +214,7 @@ def _check(k: int, dim: int, name: str) -> None:
 def _own(k: int | np.ndarray, shard: Shard | None, name: str) -> jax.Array:
     """The k of the client that compresses."""
     if shard is not None:
-        return per_client(k, shard)
+        return client_entry(k, shard)
     if np.ndim(k) > 0:
         raise ValueError(f"{name}: k differs by client, but the server compresses")
     return jnp.asarray(k, jnp.int32)

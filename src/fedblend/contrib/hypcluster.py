@@ -35,7 +35,7 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import everything
-from fedblend.core import Algorithm, Loss, Needs, Up, Wire, from_params
+from fedblend.core import Algorithm, Loss, Needs, Up, Wire, start_with_params
 from fedblend.local import Work, local_update
 from fedblend.losses import gradient, objective
 from fedblend.models.derived import (
@@ -115,5 +115,11 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
 
     needs = Needs(mean=True)
     return Algorithm(
-        enroll, from_params, client, server, personal, wire=Wire(tell=tell), needs=needs
+        enroll,
+        start_with_params,
+        client,
+        server,
+        personal,
+        wire=Wire(tell=tell),
+        needs=needs,
     )

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.batches import everything, part, per_client
+from fedblend.batches import client_entry, everything, part
 from fedblend.checks import Alpha, Part, Whole
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.errors import UserError
@@ -82,7 +82,7 @@ def mapper(
         return objective(loss, mix(weight, shared, own), batch)
 
     def enroll(params, shard, key):
-        return (), MapperClient(params, per_client(alpha, shard))
+        return (), MapperClient(params, client_entry(alpha, shard))
 
     def client(down, client, shard, key):
         seen, unseen = part(shard, held_out, 1.0), part(shard, 0.0, held_out)

@@ -56,7 +56,7 @@ from fedblend.report.measures import (
     harm_rows,
 )
 from fedblend.runs import run_folder
-from fedblend.runs.export.portable import Portable, as_safetensors
+from fedblend.runs.export.portable import Portable, safetensors_bytes
 from fedblend.runs.saved_run import SavedRun, load
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.simulation.serialize import write_atomically
@@ -248,7 +248,7 @@ class Personalized(NamedTuple):
             facts["client"] = names[client]
             params = self.clients.personal(client)
             model = Portable(run.config, run.task, params, fitted, facts)
-            write_atomically(place, as_safetensors(model))
+            write_atomically(place, safetensors_bytes(model))
         return paths
 
 

@@ -274,7 +274,7 @@ def write_preprocessing(
     one = len(preprocessing) == 1
     for seed, fitted in zip(seeds, preprocessing, strict=False):
         path = folder.preprocessing(None if one else seed)
-        write_text(path, fitted.to_json())
+        write_text(path, fitted.dump())
 
 
 def read_preprocessing(folder: Folder, seed: int) -> Preprocessing | None:
@@ -286,7 +286,7 @@ def read_preprocessing(folder: Folder, seed: int) -> Preprocessing | None:
     for path in (folder.preprocessing(seed), folder.preprocessing(None)):
         if path.is_file():
             try:
-                return Preprocessing.from_json(_text(path))
+                return Preprocessing.parse(_text(path))
             except DataError as error:
                 raise RunError(f"{path}: {error}") from None
     return None

@@ -164,7 +164,7 @@ def _run_folds(spec: RunSpec, metric: str) -> tuple[Run, list[Costs]]:
                 of["validation"]["personal"][metric], counts, strict=True
             )
         ]
-        for of in run.by_row
+        for of in run.evidence.by_row
     ]
     return run, costs
 

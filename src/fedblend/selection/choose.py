@@ -25,7 +25,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.checks import Number
-from fedblend.core import Algorithm, Key, PyTree, Up, from_params
+from fedblend.core import Algorithm, Key, PyTree, Up, start_with_params
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.data.variants import SEVERAL
 from fedblend.data.variants import folds as split_folds
@@ -416,7 +416,7 @@ def deploy(found: Choice, spec: RunSpec) -> Run:
     tested = [] if found.test is None else ["test"]
     own = dataclasses.replace(
         spec,
-        algorithm=_fixed_models(stacked),
+        algorithm=_hold_models(stacked),
         params=trees.take(shared.run.shared, shared.replica),
         federated_data=found.federated_data,
         rounds=0,
@@ -454,11 +454,11 @@ def _alike(models: list[PyTree]) -> list[PyTree]:
     return models
 
 
-def _fixed_models(models: PyTree) -> Algorithm:
+def _hold_models(models: PyTree) -> Algorithm:
     """Clients that deploy these models, leaves [clients, ...], and never train."""
     return Algorithm(
         enroll=lambda params, shard, key: ((), trees.take(models, shard.id)),
-        start=from_params,
+        start=start_with_params,
         client=lambda down, client, shard, key: (Up(delta=None), client),
         server=lambda aggregate, down, server, central, key: (down, server),
         personal=lambda down, client, shard, key: client,

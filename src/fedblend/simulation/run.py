@@ -183,19 +183,14 @@ class Run(Results):
         return self._evaluation.ids
 
     @property
-    def by_row(self) -> list[Measured]:
-        """What single rows contribute to what was measured last, in each replica."""
-        alone = () if self._local is None else self._local.by_row
-        # They stay on the device until somebody asks for them.
-        return (
-            self._evaluation.split_replicas(self._rows, alone) if self.measured else []
-        )
-
-    @property
     def evidence(self) -> Evidence:
         """What was measured last, for comparing models client by client."""
-        of = self._evaluation
-        return Evidence(self.measured, self.by_row, of.counts, of.metrics, of.numbers)
+        of, rows = self._evaluation, list[Measured]()
+        if self.measured:
+            # They stay on the device until somebody asks for them.
+            alone = () if self._local is None else self._local.evidence.by_row
+            rows = of.split_replicas(self._rows, alone)
+        return Evidence(self.measured, rows, of.counts, of.metrics, of.numbers)
 
     @property
     def alone(self) -> dict[str, Any] | None:

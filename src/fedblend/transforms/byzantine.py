@@ -42,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
-from fedblend.batches import per_client
+from fedblend.batches import client_entry
 from fedblend.checks import MASK, Number, words
 from fedblend.core import Algorithm, Key, PyTree, is_ragged
 from fedblend.registry import transform
@@ -81,7 +81,7 @@ def byzantine(
     strength = FACTORS[attack] if factor is None else factor
 
     def choose(honest, changed, shard):
-        return trees.select(per_client(attackers, shard), changed, honest)
+        return trees.select(client_entry(attackers, shard), changed, honest)
 
     def enroll(params, shard, key):
         join, state = algorithm.enroll(params, shard, key)

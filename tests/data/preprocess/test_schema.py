@@ -198,11 +198,11 @@ def fitted():
 
 def test_json_keeps_every_bit(fitted):
     columns, made = fitted
-    text = made.to_json()
-    again = Preprocessing.from_json(text)
+    text = made.dump()
+    again = Preprocessing.parse(text)
     assert again == made
     np.testing.assert_array_equal(again.transform(columns), made.transform(columns))
-    assert again.to_json() == text
+    assert again.dump() == text
 
 
 def test_a_description_has_a_line_for_each_column(fitted):
@@ -219,7 +219,7 @@ def test_a_description_has_a_line_for_each_column(fitted):
 
 
 def test_damaged_json_is_one_line(fitted):
-    text, rng = fitted[1].to_json(), random.Random(0)
+    text, rng = fitted[1].dump(), random.Random(0)
     broken = ["", "[]", "{}", "null", json.dumps({"format": 1}), text[:-5]]
     stored = json.loads(text)
     for change in (
@@ -243,7 +243,7 @@ def test_damaged_json_is_one_line(fitted):
     refused = 0
     for one_text in broken:
         try:
-            Preprocessing.from_json(one_text)
+            Preprocessing.parse(one_text)
         except DataError as error:
             refused += 1
             assert "\n" not in str(error)

@@ -128,7 +128,7 @@ def test_new_rows_are_raw_tables_too(source):
         dataset, fb.partition.by_key(dataset.keys), test=0.2
     )
     assert data.preprocessing is not None
-    kept = Preprocessing.from_json(data.preprocessing.to_json())
+    kept = Preprocessing.parse(data.preprocessing.dump())
     task = task_of(dataset)
     new = read_new_rows(
         FRAME[50:].sample(frac=1.0, random_state=0)[FRAME.columns[::-1]],

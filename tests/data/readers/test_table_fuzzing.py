@@ -62,7 +62,7 @@ def test_columns_of_anything():
         for split in data.splits.values():
             assert np.isfinite(split.examples[0]).all()
         assert data.preprocessing is not None
-        kept = Preprocessing.from_json(data.preprocessing.to_json())
+        kept = Preprocessing.parse(data.preprocessing.dump())
         assert kept == data.preprocessing
         try:
             new = {name: column(draw.choices(ANYTHING, k=rows)) for name in names}

@@ -159,7 +159,7 @@ def distance(found: AutoComparison) -> float:
     built = build(config)
     alone, pooled, constants = [], [], []
     for data in built.federations:
-        train, test = PooledRows.of(data.train), PooledRows.of(data.splits["test"])
+        train, test = PooledRows.read(data.train), PooledRows.read(data.splits["test"])
         y, tested = train.targets.astype(float), test.targets.astype(float)
         together = RidgeCV(np.logspace(-3, 3, 13)).fit(train.inputs[:, 1:], y)
         errors = (together.predict(test.inputs[:, 1:]) - tested) ** 2

@@ -42,7 +42,7 @@ import jax
 from fedblend import trees
 from fedblend.algorithms.partial import partial
 from fedblend.checks import Number
-from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, from_params
+from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, start_with_params
 from fedblend.errors import UserError
 from fedblend.local import Work, descend
 from fedblend.losses import objective
@@ -65,7 +65,7 @@ def _each(function, *found: PyTree) -> PyTree:
     return jax.tree.map(function, *found, is_leaf=_is_pair)
 
 
-def _moved(pairs: PyTree, one: str, place: str) -> PyTree:
+def _move(pairs: PyTree, one: str, place: str) -> PyTree:
     """One adapter of each pair, in the place of one, and None in all others."""
     return _each(lambda pair: {**dict.fromkeys(pair), place: pair[one]}, pairs)
 
@@ -103,33 +103,33 @@ def fedalt_lora(
         )
 
     def start(params, joins, central, key):
-        first = both(params, _moved(params, "personal", "shared"))
-        return from_params(first, joins, central, key)
+        first = both(params, _move(params, "personal", "shared"))
+        return start_with_params(first, joins, central, key)
 
     def personal(down, client, shard, key):
         def rest(mean, own):
             return mean + (mean - own) / (clients - 1)
 
-        def beside(mean, pair):
+        def fill_shared(mean, pair):
             others = jax.tree.map(rest, mean["shared"], pair["personal"])
             return {**pair, "shared": others}
 
-        return _each(beside, down.shared, client.own)
+        return _each(fill_shared, down.shared, client.own)
 
     def client(down, client, shard, key):
         whole = personal(down, client, shard, key)
 
         def direction(here, batch):
-            def at(own):
+            def own_loss(own):
                 return objective(loss, trees.fill(own, whole), batch)
 
-            return jax.grad(at)(here)
+            return jax.grad(own_loss)(here)
 
-        correction = _moved(down.correction, "shared", "personal")
+        correction = _move(down.correction, "shared", "personal")
         given = {"work": work, "round": down.round, "correction": correction}
         reached, mean_gradient = descend(direction, client.own, shard, key, **given)
         change = trees.subtract(reached, client.own)
-        sent = [_moved(one, "personal", "shared") for one in (change, mean_gradient)]
+        sent = [_move(one, "personal", "shared") for one in (change, mean_gradient)]
         return Up(*sent), RestClient(reached)
 
     def server(aggregate, down, server, central, key):
@@ -139,7 +139,7 @@ def fedalt_lora(
 
     def tell(down, request):
         shared, correction = (
-            _moved(one, "shared", "shared") for one in (down.shared, down.correction)
+            _move(one, "shared", "shared") for one in (down.shared, down.correction)
         )
         return down._replace(shared=shared, correction=correction)
 

@@ -44,7 +44,7 @@ from fedblend.registry import algorithm
 FACTORS = PATHS("rolora: params", ["*/b", "*/a"])
 
 
-def in_turn(round: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
+def alternate(round: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
     """``tree`` at what is trained in a round, else ``other``."""
 
     def choose(path, ours, theirs):
@@ -56,9 +56,9 @@ def in_turn(round: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
     return trees.map_with_path(choose, tree, other)
 
 
-def moved(round: jax.Array, change: PyTree) -> PyTree:
+def mask_round(round: jax.Array, change: PyTree) -> PyTree:
     """A change of what is trained in a round, zeros for what rests."""
-    return in_turn(round, change, trees.zeros_like(change))
+    return alternate(round, change, trees.zeros_like(change))
 
 
 @algorithm(form="factors")
@@ -77,14 +77,16 @@ def rolora(loss: Loss, work: Work) -> Algorithm:
 
     def client(down, client, shard, key):
         def direction(here, batch):
-            at = in_turn(down.round, here, down.shared)
-            return moved(down.round, gradient(loss)(at, batch))
+            at = alternate(down.round, here, down.shared)
+            return mask_round(down.round, gradient(loss)(at, batch))
 
         up = local_update(direction, down, shard, key, work=work)
-        return up._replace(delta=moved(down.round, up.delta)), client
+        return up._replace(delta=mask_round(down.round, up.delta)), client
 
     def server(aggregate, down, server, central, key):
-        mean = aggregate.mean._replace(delta=moved(down.round, aggregate.mean.delta))
+        mean = aggregate.mean._replace(
+            delta=mask_round(down.round, aggregate.mean.delta)
+        )
         aggregate = aggregate._replace(mean=mean)
         return inner.server(aggregate, down, server, central, key)
 

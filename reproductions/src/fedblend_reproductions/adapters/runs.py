@@ -232,7 +232,7 @@ class Runs:
             begun, metric = time.perf_counter(), self.task.metric
             done = run().complete()
             return {
-                "test": [of["test"][model][metric] for of in done.by_row],
+                "test": [of["test"][model][metric] for of in done.evidence.by_row],
                 "bits": [done.message_bits.up, done.message_bits.down],
                 "seconds": time.perf_counter() - begun,
             }

@@ -32,7 +32,7 @@ import optax
 from fedblend import mixing, trees
 from fedblend.algorithms.apfl import Variables, gradients
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.batches import per_client
+from fedblend.batches import client_entry
 from fedblend.checks import COUNT, Alpha, Positive, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.local import Work, descend, resolve
@@ -119,7 +119,7 @@ def apfl_averaged(
     def client(down, client, shard, key):
         rule = resolve(work.optimizer, down.round, steps)
         rules = optax.partition({"w": rule, "v": rule}, ("w", "v"))
-        weight = per_client(alpha, shard)
+        weight = client_entry(alpha, shard)
 
         def direction(here, batch):
             (shared, personal), means = here
@@ -150,7 +150,7 @@ def apfl_averaged(
     def personal(down, client, shard, key):
         own = extend(client.past, client.personal, down.extra["apfl"].weight)
         return mixing.parameters(
-            per_client(alpha, shard), down.extra["apfl"].model, own.model
+            client_entry(alpha, shard), down.extra["apfl"].model, own.model
         )
 
     needs = inner.needs._replace(weights="uniform")

@@ -40,7 +40,7 @@ from fedblend.algorithms.apfl import (
     local_steps,
 )
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.batches import per_client
+from fedblend.batches import client_entry
 from fedblend.checks import NOT_NEGATIVE, Alpha, gate, words
 from fedblend.core import Algorithm, Batch, Down, Key, Loss, Shard, Up
 from fedblend.local import Work, step_sum_of
@@ -85,7 +85,7 @@ def apfl_fedtorch(
 
     def enroll(params, shard, key):
         del key
-        return (), ApflClient(params, per_client(alpha, shard), params)
+        return (), ApflClient(params, client_entry(alpha, shard), params)
 
     def client(down, client, shard, key):
         up, reached = _round(gradients, work, learn, down, client, shard, key)
@@ -125,7 +125,7 @@ def apfl_fedjax(loss: Loss, work: Work, *, alpha: Alpha) -> Algorithm:
 
     def enroll(params, shard, key):
         del key
-        alphas = jax.tree.map(lambda leaf: per_client(alpha, shard), params)
+        alphas = jax.tree.map(lambda leaf: client_entry(alpha, shard), params)
         return (), ApflClient(params, alphas)
 
     def client(down, client, shard, key):

@@ -43,7 +43,7 @@ from fedblend.data.dataset import (
     open_unpacked,
 )
 from fedblend_adapters.tokenizer import PADDING as PADDING
-from fedblend_adapters.tokenizer import cut, from_texts, load_tokenizer
+from fedblend_adapters.tokenizer import cut, load_tokenizer, read_texts
 from fedblend_reproductions.datasets.download import find_either, public_sets
 
 CHARACTERS = (
@@ -115,7 +115,7 @@ def by_writer(
     if not texts:
         raise DataError(f"{name}: no {who} has {minimum} characters")
     if tokenizer is not None:
-        return from_texts(texts, load_tokenizer(tokenizer), length=length, name=name)
+        return read_texts(texts, load_tokenizer(tokenizer), length=length, name=name)
     pieces = [
         windows(text, length, f"{name}: {writer}") for writer, text in texts.items()
     ]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.core import Algorithm, from_params
+from fedblend.core import Algorithm, start_with_params
 from fedblend.trees import precision
 from fedblend_reproductions.flix.logistic import Problem, descent, optimum, values
 
@@ -77,7 +77,7 @@ def solve(
             average=average,
         )
         if start is not None:
-            algorithm = algorithm._replace(start=from_params)
+            algorithm = algorithm._replace(start=start_with_params)
         return wrap(algorithm)
 
     rounds_seen, bits, points = [], [], []

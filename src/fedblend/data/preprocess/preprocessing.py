@@ -173,8 +173,8 @@ class Preprocessing:
         )
         return f"{said}; dropped: {', '.join(dropped)}" if dropped else said
 
-    def to_json(self) -> str:
-        """A text that ``from_json`` reads, with the same numbers to the last bit."""
+    def dump(self) -> str:
+        """A text that ``parse`` reads, with the same numbers to the last bit."""
         kept = dict(zip(self.columns, self.fitted, strict=True))
         columns = []
         for one, record in zip(self.schema.columns, self.schema.records(), strict=True):
@@ -187,8 +187,8 @@ class Preprocessing:
         return json.dumps({"format": _FORMAT, **ranks, "columns": columns}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Preprocessing":
-        """Read a text of ``to_json``.
+    def parse(cls, text: str) -> "Preprocessing":
+        """Read a text of ``dump``.
 
         Raises:
             DataError: the text is something else.
@@ -197,7 +197,7 @@ class Preprocessing:
             stored = json.loads(text)
             if stored["format"] != _FORMAT:
                 raise ValueError("format")
-            schema = Schema.from_records(stored["columns"])
+            schema = Schema.read_records(stored["columns"])
             schema = schema._replace(ranks=stored.get("ranks") is True)
             fitted = tuple(
                 _read_fitted(one["fitted"], column)

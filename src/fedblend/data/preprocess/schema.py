@@ -104,11 +104,11 @@ class Schema(NamedTuple):
         return np.stack(encoded, axis=1).view(EncodedColumns)
 
     def records(self) -> list[dict[str, Any]]:
-        """The columns as what JSON has, to store or to send; see ``from_records``."""
+        """The columns as what JSON has, to store or to send; see ``read_records``."""
         return [one._asdict() for one in self.columns]
 
     @classmethod
-    def from_records(cls, records: Sequence[Mapping[str, Any]]) -> "Schema":
+    def read_records(cls, records: Sequence[Mapping[str, Any]]) -> "Schema":
         """The schema of these records.
 
         Raises:

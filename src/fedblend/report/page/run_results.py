@@ -160,7 +160,7 @@ def describe_run(run: RunFiles, label: str) -> Plain:
             "algorithm": str(run.config.get("algorithm", {}).get("name", "")),
             "rounds": run.config.get("run", {}).get("rounds"),
             "seeds": [one.get("seed", 0) for one in ends],
-            "splits": list(dict.fromkeys([*splits, *_measured(ends)])),
+            "splits": list(dict.fromkeys([*splits, *_end_measures(ends)])),
             "metrics": _metrics(ends, first),
             "alone": measures.training_alone(alone) if alone else None,
             "privacy": ((run.summary or {}).get("privacy") or {}).get("sentence"),
@@ -246,7 +246,7 @@ def _columns(preprocessing: Plain) -> list[Plain]:
     ]
 
 
-def _measured(ends: list[Plain]) -> Plain:
+def _end_measures(ends: list[Plain]) -> Plain:
     """What was measured, by split, model and metric."""
     return ends[0]["measures"] if ends else {}
 
@@ -255,7 +255,7 @@ def _metrics(ends: list[Plain], first: list[str]) -> list[Plain]:
     """The metrics of a run, these first, with the way each is better."""
     spreads = {
         metric: spread
-        for models in _measured(ends).values()
+        for models in _end_measures(ends).values()
         for by_metric in models.values()
         for metric, spread in by_metric.items()
     }
@@ -288,7 +288,7 @@ def _ends(ends: list[Plain]) -> list[Plain]:
             for of in SPREAD
             for path in [("measures", split, model, metric)]
         }
-        for split, models in _measured(ends).items()
+        for split, models in _end_measures(ends).items()
         for model, by_metric in models.items()
         for metric in by_metric
     ]

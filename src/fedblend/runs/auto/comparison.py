@@ -205,8 +205,8 @@ class AutoComparison:
             task,
             chosen,
             tested,
-            [Split.of(one, "validation", task) for one in chosen.federations],
-            [Split.of(one, "test", task) for one in tested.federations],
+            [Split.read(one, "validation", task) for one in chosen.federations],
+            [Split.read(one, "test", task) for one in tested.federations],
             settings,
         )
         state["left_out"] = []

@@ -32,7 +32,7 @@ ONE_ROW = 0.5
 
 def all_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, targets and clients of the rows of all splits together."""
-    parts = [PooledRows.of(split) for split in data.splits.values()]
+    parts = [PooledRows.read(split) for split in data.splits.values()]
     owners = [np.repeat(np.arange(data.clients), part.counts) for part in parts]
     inputs = np.concatenate([part.inputs[:, 1:] for part in parts])
     targets = np.concatenate([part.targets for part in parts])

@@ -43,7 +43,7 @@ class PooledRows:
         self.clients = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
 
     @classmethod
-    def of(cls, shards: Any, ranks: int = 0) -> "PooledRows":
+    def read(cls, shards: Any, ranks: int = 0) -> "PooledRows":
         """The rows of a split of federated data, whose last inputs are ``ranks``."""
         places = zip(shards.starts, shards.counts, strict=True)
         order = np.concatenate([np.arange(at, at + count) for at, count in places])

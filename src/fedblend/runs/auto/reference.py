@@ -48,7 +48,7 @@ def evaluate_trees(
     for chosen, tested in pairs:
         if left() <= 0:
             break
-        train = _own if own else _pooled
+        train = _own if own else _score_pooled
         validation.append(train(table, chosen))
         test.append(train(table, tested))
     if len(validation) < 2:
@@ -71,7 +71,7 @@ def _mean(table: Table, splits: Any, scores: list[np.ndarray]) -> float:
     return float(np.nanmean(loss))
 
 
-def _pooled(table: Table, split: Split) -> list[np.ndarray]:
+def _score_pooled(table: Table, split: Split) -> list[np.ndarray]:
     """Scores of the held-out rows: by every number of trees, then with the client."""
     owners = [np.repeat(np.arange(len(of.counts)), of.counts) for of in split]
     found: list[np.ndarray] = []
@@ -84,7 +84,7 @@ def _pooled(table: Table, split: Split) -> list[np.ndarray]:
                 for rows, owner in zip((train, held), owners, strict=True)
             )
             options["categorical_features"] = [train.shape[1] - 1]
-        found += _boosted(table, train, split.train.targets, held, options)
+        found += _boost(table, train, split.train.targets, held, options)
     return found
 
 
@@ -100,13 +100,13 @@ def _own(table: Table, split: Split) -> list[np.ndarray]:
         if table.task.kind != "regression" and len(np.unique(targets)) < 2:
             continue
         rows = split.train.inputs[here, 1:], split.held.inputs[there, 1:]
-        scores = _boosted(table, rows[0], targets, rows[1], SMALL_TREES)
+        scores = _boost(table, rows[0], targets, rows[1], SMALL_TREES)
         for stage, of in zip(found, scores, strict=True):
             stage[there] = of
     return found
 
 
-def _boosted(
+def _boost(
     table: Table,
     train: np.ndarray,
     targets: np.ndarray,
@@ -115,10 +115,10 @@ def _boosted(
 ) -> list[np.ndarray]:
     """Scores [rows, outputs] by the trees of each of ``STAGES``."""
     with threadpool_limits(1):  # tables are small: threads would wait for each other
-        return _staged(table, train, targets, held, options)
+        return _score_stages(table, train, targets, held, options)
 
 
-def _staged(
+def _score_stages(
     table: Table,
     train: np.ndarray,
     targets: np.ndarray,

@@ -72,14 +72,14 @@ class Split(NamedTuple):
     held: PooledRows
 
     @classmethod
-    def of(cls, data: FederatedData, name: str, task: Task) -> "Split":
+    def read(cls, data: FederatedData, name: str, task: Task) -> "Split":
         """The split of federated data, with the held-out rows of this name."""
         return cls(_scale_rows(data.train, task), _scale_rows(data.splits[name], task))
 
 
 def _scale_rows(shards: Any, task: Task) -> PooledRows:
     """Rows with targets in the unit that models are trained in."""
-    rows = PooledRows.of(shards, task.ranks)
+    rows = PooledRows.read(shards, task.ranks)
     if task.kind == "regression":
         rows.targets = (rows.targets.astype(np.float64) - task.center) / task.scale
     return rows

@@ -11,9 +11,9 @@ from fedblend.errors import RunError, UserError
 from fedblend.extras import require
 from fedblend.runs.export.portable import (
     Portable,
-    as_npz,
-    as_safetensors,
+    npz_bytes,
     read_portable,
+    safetensors_bytes,
 )
 from fedblend.runs.model_card import model_card
 from fedblend.runs.run_folder import file_words, write_text
@@ -46,7 +46,7 @@ def _torch(portable: Portable) -> bytes:
 
 def _peft(portable: Portable) -> dict[str, bytes]:
     adapters = require("fedblend_adapters.configured", "export: peft", extra="adapters")
-    return adapters.as_peft(portable)
+    return adapters.export_files(portable)
 
 
 class Target(NamedTuple):
@@ -58,8 +58,8 @@ class Target(NamedTuple):
 
 
 FORMATS = {
-    "safetensors": Target(".safetensors", as_safetensors),
-    "npz": Target(".npz", as_npz),
+    "safetensors": Target(".safetensors", safetensors_bytes),
+    "npz": Target(".npz", npz_bytes),
     "onnx": Target(".onnx", _onnx),
     "torch": Target(".torch.safetensors", _torch),
     "peft": Target(".peft", _peft),

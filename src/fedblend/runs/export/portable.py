@@ -100,7 +100,7 @@ class Portable:
             **self.facts,
         }
         if self.preprocessing is not None:
-            found["preprocessing"] = self.preprocessing.to_json()
+            found["preprocessing"] = self.preprocessing.dump()
         return found
 
 
@@ -119,12 +119,12 @@ def outputs_of(portable: Portable, params: PyTree, inputs: np.ndarray) -> np.nda
     return np.concatenate(parts)
 
 
-def as_safetensors(portable: Portable) -> bytes:
+def safetensors_bytes(portable: Portable) -> bytes:
     """A model as the bytes of a .safetensors file."""
     return pack(portable.params, portable.metadata())
 
 
-def as_npz(portable: Portable) -> bytes:
+def npz_bytes(portable: Portable) -> bytes:
     """A model as the bytes of an .npz file."""
     data = io.BytesIO()
     leaves = {
@@ -147,7 +147,7 @@ def read_portable(path: Path, *, imports: bool = False) -> Portable:
     """
     try:
         data = path.read_bytes()
-        arrays, metadata = unpack(data) if path.suffix != ".npz" else _unzipped(data)
+        arrays, metadata = unpack(data) if path.suffix != ".npz" else _unzip(data)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
     except MemoryError:
@@ -159,12 +159,12 @@ def read_portable(path: Path, *, imports: bool = False) -> Portable:
             f"{path}: is not a model that fedblend export wrote for predictions; "
             "--to safetensors, npz and onnx write such files"
         )
-    portable = described(metadata, path, imports=imports)
+    portable = read_metadata(metadata, path, imports=imports)
     portable.params = run_folder.model_like(arrays, portable.shapes, path)
     return portable
 
 
-def described(
+def read_metadata(
     metadata: Mapping[str, str], path: Path, *, imports: bool = False
 ) -> Portable:
     """A model without its parameters, from the metadata of a file."""
@@ -178,13 +178,13 @@ def described(
         raise RunError(f"{path}: is damaged: its metadata cannot be read") from None
     fitted = None
     if "preprocessing" in metadata:
-        fitted = Preprocessing.from_json(metadata["preprocessing"])
+        fitted = Preprocessing.parse(metadata["preprocessing"])
     texts = ("format", "config", "task", "preprocessing")
     facts = {name: text for name, text in metadata.items() if name not in texts}
     return Portable(config, task, None, fitted, facts)
 
 
-def _unzipped(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _unzip(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     with zipfile.ZipFile(io.BytesIO(data)) as members:
         # Exports are not compressed: a small file with much in it is none.
         if sum(one.file_size for one in members.infolist()) > len(data):
