@@ -26,8 +26,8 @@ Written by `python benchmarks/cards.py --page` from the JSON files in
 - *whole* is the time of the card from the call of `simulate`, compilation included;
   *compile*, *rounds* and *measuring* are its parts.
 - A card that was ended early is extrapolated from the rounds it had, and says so.
-- *ms a round* is the median over blocks.
-- Peers compute the same rounds in the same run, each in its own process, by turns.
+- *ms per round* is the median over blocks.
+- Peers compute the same rounds in the same run, each in its own process, alternating.
   Their ratio is that of the least times.
 """
 
@@ -67,7 +67,9 @@ def comparison(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         f"{of['commit']}, {of['hardware']['device']}, jax {of['versions']['jax']}"
         for of in (old, new)
     ]
-    lines += ["| card | whole | compile | measuring | ms a round | to its peers |"]
+    lines += [
+        "| card | whole | compile | measuring | ms per round | relative to its peers |"
+    ]
     lines += ["|---|---|---|---|---|---|"]
     for name, after in new["cards"].items():
         before = old["cards"].get(name, {"failure": ""})
@@ -155,8 +157,8 @@ def _section(path: Path) -> str:
         f"{hardware['backend']}, {hardware['cores']} cores; {known}; commit "
         f"{found['commit']}, {found['date'][:10]}.",
         "",
-        "| card | what | whole s | bar s | compile | rounds | measuring | ms a round | "
-        "store |",
+        "| card | what | whole s | bar s | compile | rounds | measuring | "
+        "ms per round | store |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     others = []
@@ -175,7 +177,9 @@ def _section(path: Path) -> str:
     for name, of in found["cards"].items():
         if "peers" in of:
             lines += ["", f"Peers on {name} ({of['title']}):", ""]
-            lines += ["| peer | least ms a round | to fedblend | first block s |"]
+            lines += [
+                "| peer | least ms per round | relative to fedblend | first block s |"
+            ]
             lines += ["|---|---|---|---|"]
             lines += [_peer(kind, peer) for kind, peer in of["peers"].items()]
     figure = path.with_suffix(".png")

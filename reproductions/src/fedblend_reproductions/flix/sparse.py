@@ -71,7 +71,7 @@ def step_of(of: Problem, solver: str, k: int, alpha: float) -> float:
     """The paper's step: the strongly convex one with a penalty, else the convex.
 
     Theorems 4 and 5 have four times the steps of 6 and 7. fedblend's own step of DIANA
-    is longer, see ``theory.lyapunov``.
+    is longer, see ``theory.steps``.
     """
     if solver == "dgd":
         return theory.steps.dgd(alpha, of.smoothness)
