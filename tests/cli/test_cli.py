@@ -228,10 +228,10 @@ def test_init_then_run(capsys):
     assert "fedblend run mine.toml" in capsys.readouterr().out
     assert "exists already" in fails(capsys, "init", "mine.toml")
     short = ["--set", "run.rounds=1", "--set", "measure.local=false"]
-    assert main(["run", "mine.toml", "--format", "json", "--live", *short]) == 0
+    assert main(["run", "mine.toml", "--format", "json", *short]) == 0
     said, page = capsys.readouterr(), Path("runs/mine/report.html")
     summary = json.loads(said.out)
-    assert said.err == f"live: {page.resolve().as_uri()}\n"
+    assert said.err == ""
     assert summary["name"] == "mine"
     assert summary["runs"][0]["round"] == 1
     assert Path("runs/mine/summary.json").exists()

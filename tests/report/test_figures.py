@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.report import figures as module
 from fedblend.report.figures import (
-    COLUMN,
     FORMATS,
     LOOKS,
     STYLE,
@@ -20,7 +18,6 @@ from fedblend.report.figures import (
     looks,
     new_figure,
     plot_rows,
-    plot_sweep,
 )
 from fedblend.report.measures import compare_models
 from fedblend.stats.gains import Evidence
@@ -190,45 +187,12 @@ def test_a_shared_model_alone_is_drawn_once(setting):
     assert unmeasured.plot().axes == []
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures, instead of files."""
-    figures = []
-    monkeypatch.setattr(module, "save", lambda figure, *to: figures.append(figure))
-    return figures
-
-
 def test_lines_differ_in_color_marker_or_dashes():
     every = [str(look) for look in islice(looks(), 280)]
     assert len(set(every)) == 280
 
 
-def test_a_sweep_shows_means_and_deviations_over_seeds(drawn, tmp_path):
-    values = np.array([[0.6, 0.8], [0.7, 0.9]])
-    models = {"personal model": values, "training alone": values / 2}
-    plot_sweep([0.1, 0.9], models, "algorithm.alpha", "test accuracy", tmp_path)
-    (figure,) = drawn
-    (axes,) = figure.axes
-    for container, scale in zip(axes.containers, (1, 0.5), strict=True):
-        line, _, (bars,) = container
-        assert line.get_xdata() == pytest.approx([0.1, 0.9])
-        assert line.get_ydata() == pytest.approx(values.mean(axis=1) * scale)
-        ends = np.array([segment[:, 1] for segment in bars.get_segments()])
-        deviation = values.std(axis=1, ddof=1) * scale
-        assert np.diff(ends)[:, 0] == pytest.approx(2 * deviation)
-    assert axes.get_xscale() == "linear"
-
-
-def test_the_legend_fits_into_a_column(drawn, tmp_path):
-    """As many columns as fit; text has 7 points or more."""
-    for length, columns in ((1, 4), (9, 2), (20, 1)):
-        models = {f"{n}{'m' * length}": np.ones((2, 1)) for n in range(4)}
-        plot_sweep([0.001, 1.0], models, "rate", "loss", tmp_path)
-        figure = drawn[-1]
-        (legend,) = figure.legends
-        assert legend.get_window_extent().width <= COLUMN * figure.dpi
-        assert legend._ncols == columns
-        assert figure.axes[0].get_xscale() == "log"
+def test_text_has_seven_points_or_more():
     sizes = [
         of for name, of in STYLE.items() if name.endswith(("labelsize", "fontsize"))
     ]

@@ -146,7 +146,7 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
     assert f"<!-- {said}; mean of 2 seeds -->" in path.read_text()
     page = io.StringIO()
     console = Console(file=page, width=200)
-    show([make_row(0)], {"runs": [make_row(0)] * 2, "harmed": harms(evidence)}, console)
+    show({"runs": [make_row(0)] * 2, "harmed": harms(evidence)}, console)
     assert "Of 4 clients, 1 is clearly better off and 1 is clearly worse off" in (
         page.getvalue()
     )

@@ -2,21 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from fedblend.report.tables import human_bits
-from fedblend.report.terminal import LEVELS, WIDTH, curve_signs, show
+from fedblend.report.terminal import show
 from fedblend.report.verdict import sentences
 from fedblend.stats.gains import GainSummary
 
 NOBODY = GainSummary(0, 0, 0, 0, 1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 
 
-def printed(rows, summaries, width=100, **more):
+def printed(summaries, width=100, **more):
     console = Console(file=io.StringIO(), width=width)
-    show(rows, {"runs": summaries, **more}, console)
+    show({"runs": summaries, **more}, console)
     return console.file.getvalue()  # pyright: ignore
 
 
@@ -35,8 +34,8 @@ def summaries(rows):
     ]
 
 
-def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
-    text = printed(rows, summaries)
+def test_a_finished_run_is_shown_with_all_there_is_to_know(summaries):
+    text = printed(summaries)
     assert "test rows after round 4, mean of 2 seeds" in text
     for heading in ("mean", "weighted", "spread", "worst tenth", "worst"):
         assert heading in text
@@ -44,39 +43,38 @@ def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
     assert "0.8555" in text
     assert "up 4 kbit (1 kbit a client), down 2 Mbit (500 kbit a client)" in text
     assert "compiling 2.00 s" in text
-    assert f"personal {LEVELS[-2]}" in text or "█ 0.8155 to 0.8555" in text
 
 
-def test_the_verdict_is_that_of_the_page(rows, summaries):
-    assert "clearly" not in printed(rows, summaries)
+def test_the_verdict_is_that_of_the_page(summaries):
+    assert "clearly" not in printed(summaries)
     harmed = {"test": {"accuracy": {"than_local": NOBODY._asdict()}}}
-    text = " ".join(printed(rows, summaries, harmed=harmed).split())
+    text = " ".join(printed(summaries, harmed=harmed).split())
     _, lines = sentences({"runs": summaries, "harmed": harmed})
     assert len(lines) == 4 and all(line in text for line in lines)
     unseen = [{**one, "unseen": {**one, "clients": 2}} for one in summaries]
     more = {"harmed": harmed, "unseen": {"harmed": harmed}}
-    text = " ".join(printed(rows, unseen, **more).split())
+    text = " ".join(printed(unseen, **more).split())
     assert "test rows of 2 unseen clients after round 4" in text
     assert "Unseen clients: Of 4 clients, 2 are clearly better off" in text
 
 
-def test_what_is_not_finite_is_said(rows, summaries):
+def test_what_is_not_finite_is_said(summaries):
     lost = NOBODY._replace(clients=0, helped=0, not_finite=3, unmatched=1)._asdict()
     lost |= {"mean_gain": None, "mean_gain_low": None, "mean_gain_high": None}
-    text = printed(rows, summaries, harmed={"test": {"accuracy": {"than_local": lost}}})
+    text = printed(summaries, harmed={"test": {"accuracy": {"than_local": lost}}})
     assert "The models of 3 clients are broken" in text
     assert "nan" not in text
 
 
 def test_an_unfinished_run_is_shown_from_its_rows(rows):
-    text = printed(rows[:2], rows[:2])
+    text = printed(rows[:2])
     assert "after round 0" in text
     assert "nan" not in text
 
 
-def test_nothing_is_wider_than_the_console(rows, summaries):
+def test_nothing_is_wider_than_the_console(summaries):
     for width in (40, 80):
-        text = printed(rows, summaries, width)
+        text = printed(summaries, width)
         assert max(len(line) for line in text.splitlines()) <= width
 
 
@@ -92,11 +90,3 @@ def test_nothing_is_wider_than_the_console(rows, summaries):
 )
 def test_bits_are_readable(bits, said):
     assert human_bits(bits) == said
-
-
-def test_a_curve_rises_keeps_its_level_and_has_gaps():
-    assert curve_signs(np.arange(8.0), (0.0, 7.0), LEVELS) == LEVELS
-    assert curve_signs(np.full(3, 3.0), (3.0, 3.0), LEVELS) == LEVELS[0] * 3
-    assert curve_signs(np.array([1.0, np.nan]), (0.0, 1.0), LEVELS) == "█ "
-    long = curve_signs(np.linspace(0, 1, 1000), (0.0, 1.0), LEVELS)
-    assert len(long) == WIDTH and (long[0], long[-1]) == (LEVELS[0], LEVELS[-1])

@@ -197,19 +197,6 @@ def test_finished_runs_are_compared_as_they_are(made, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_figures_are_pdf_of_a_columns_width(made, tmp_path):
-    out, _, _ = made
-    folders = [out / "runs" / "fedavg", out / "runs" / "apfl"]
-    compare(folders, tmp_path, figures=True)
-    files = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
-    widths = {"curves.pdf": 6.8}
-    assert set(widths) == set(files)
-    for name, width in widths.items():
-        box = files[name].partition(b"/MediaBox [ 0 0 ")[2].split()[0]
-        assert float(box) == pytest.approx(width * 72)
-        assert b"/TrueType" in files[name] or b"/CIDFontType2" in files[name]
-
-
 @pytest.mark.parametrize(
     ("other", "key"),
     [

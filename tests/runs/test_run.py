@@ -209,11 +209,7 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
         assert {float(c["local_rounds"]) for c in csv.DictReader(file)} == {rounds}
     assert training_alone(one["alone"]).startswith(f"{rounds} rounds, the best of")
     text = io.StringIO()
-    show(
-        run_folder.read_rows(Folder(tmp_path / "out")),
-        summary,
-        Console(file=text, width=99),
-    )
+    show(summary, Console(file=text, width=99))
     assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()
 
 

@@ -36,9 +36,6 @@ Metrics = Annotated[
         "--metric", metavar="METRIC", help="Test this one; default: the main."
     ),
 ]
-Figures = Annotated[
-    bool, typer.Option("--figures", help="Draw figures for a paper, as PDF.")
-]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue what was interrupted.")
 ]
@@ -59,7 +56,6 @@ def compare(
     metric: Metrics = None,
     target: Target = None,
     table: TableOption = None,
-    figures: Figures = False,
     resume: Resume = False,
 ) -> None:
     """Run configurations on the same clients and splits, and compare them.
@@ -74,7 +70,7 @@ def compare(
 
     fedblend compare runs/fedavg runs/apfl --table latex
 
-    fedblend compare *.toml --seeds 5 --target accuracy=0.9 --figures
+    fedblend compare *.toml --seeds 5 --target accuracy=0.9
     """
     screen.compile_cache()
     from fedblend.runs.compare import compare as run_all
@@ -87,7 +83,6 @@ def compare(
             resume=resume,
             metrics=metric,
             target=target,
-            figures=figures,
             sets=sets or (),
             on_step=on_step,
             on_warning=screen.warn,
@@ -145,7 +140,6 @@ def sweep(
     metric: Metrics = None,
     target: Target = None,
     table: TableOption = None,
-    figures: Figures = False,
     resume: Resume = False,
 ) -> None:
     """Run a configuration for every value of a key, and compare the values.
@@ -172,7 +166,6 @@ def sweep(
             resume=resume,
             metrics=metric,
             target=target,
-            figures=figures,
             sets=sets or (),
             on_step=on_step,
             on_warning=screen.warn,

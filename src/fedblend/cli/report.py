@@ -17,7 +17,7 @@ def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     format: OutputFormat = Format.table,
 ) -> None:
-    """Show a run: a table of its models, its costs, and a plot.
+    """Show a run: a table of its models, the verdict, and its costs.
 
     With --format json the summary is printed, as in summary.json.
 
@@ -26,7 +26,7 @@ def show(
     fedblend show runs/first
     """
     from fedblend.errors import RunError
-    from fedblend.report.terminal import show as show_rows
+    from fedblend.report.terminal import show as show_summary
     from fedblend.runs.run_folder import find_run, read_rows, read_summary
 
     run = find_run(folder)
@@ -43,7 +43,7 @@ def show(
         screen.say_json(summary)
         return
     try:
-        show_rows(rows, summary, screen.console())
+        show_summary(summary, screen.console())
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
     for text in summary.get("warnings", ()):

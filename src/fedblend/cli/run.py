@@ -5,7 +5,6 @@
 import contextlib
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from fedblend.config.config import Config
     from fedblend.runs.run import Step
 
-LIVE = 3.0
-"""Seconds between two reports of a run that goes on."""
-
 
 def run(
     file: ConfigFile,
@@ -45,9 +41,6 @@ def run(
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted run.")
-    ] = False,
-    live: Annotated[
-        bool, typer.Option("--live", help="Write the report while the run goes on.")
     ] = False,
     figures: Annotated[
         str, option("Formats of the figures: png, svg, pdf.", "F,...")
@@ -70,8 +63,6 @@ def run(
 
     fedblend run first.toml --out runs/seeds --seed 1 2 3 --resume
 
-    fedblend run first.toml --live
-
     fedblend run first.toml --track tensorboard
     """
     settings = [*(sets or []), *_seed_setting(seed or [])]
@@ -87,15 +78,12 @@ def run(
     with (
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
         screen.watch_steps() as watch,
-        live_page(out) if live else contextlib.nullcontext() as write_live,
         follow(out, config, track or []) as note_rows,
     ):
 
         def report(step: "Step") -> None:
             watch(config.name, step)
             note_rows()
-            if write_live is not None:
-                write_live()
 
         summary = run_config(
             config,
@@ -146,29 +134,6 @@ def follow(
         screen.note(f"{word}: {out / word}")
 
 
-@contextlib.contextmanager
-def live_page(out: Path) -> Iterator[Callable[[], None]]:
-    """Keep the report of a run up to date; the function writes it, at times."""
-    from fedblend.report.page import write_page
-    from fedblend.runs.run_folder import Folder
-
-    written, page = 0.0, out / REPORT
-
-    def write() -> None:
-        nonlocal written
-        if Folder(out).metrics.is_file() and time.monotonic() > written + LIVE:
-            if not written:
-                screen.note(f"live: {page.resolve().as_uri()}")
-            write_page([out], page, live=True)
-            written = time.monotonic()
-
-    try:
-        yield write
-    finally:
-        if written:
-            write_page([out], page)
-
-
 def _show_chosen(file: Path, settings: list[str], out: Path) -> None:
     """Say which keys were chosen because the file leaves them out."""
     from fedblend.config.config import keys_left_out
@@ -190,12 +155,11 @@ def show_summary(
 ) -> None:
     """Print the results of a finished run."""
     from fedblend.report.terminal import show
-    from fedblend.runs.run_folder import Folder, read_rows
 
     if format is Format.json:
         screen.say_json(summary)
         return
-    show(read_rows(Folder(out)), summary, screen.console())
+    show(summary, screen.console())
     screen.say(f"results: {out}")
 
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of runs and of comparisons: curves over rounds and bits, gains of clients.
+"""Figures of runs: curves over rounds and bits, gains of clients.
 
 matplotlib is imported when a figure is drawn, and only its object-oriented part: no
 window, no global state. Figures fit a paper: text has 7 points or more, and PDFs embed
@@ -46,8 +46,6 @@ LABELS = {
     "local": "training alone",
     "personal": "the personal model",
 }
-COLUMN = 3.3
-"""The width of a column of a paper, in inches; two of them are 6.8."""
 STYLE: Any = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -148,66 +146,6 @@ def plot_rows(
                 draw_gains(figure.subplots(), gains, alone, names)
                 written += save(figure, folder / f"gains_{split}", formats)
     return written
-
-
-def plot_comparison(rows: Mapping[str, list[Row]], folder: Path) -> None:
-    """Write the curves of a comparison as PDF.
-
-    Args:
-        rows: those of every run, see ``measures.rows_of``.
-        folder: made if it is missing.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    first = next(iter(rows.values()))
-    with style():
-        for split in measures.main_splits(first)[:1]:
-            metric = measures.list_metrics(first, split)[0]
-            found = {
-                name: measures.curves(of, split, metric) for name, of in rows.items()
-            }
-            lines: dict[str, tuple[Curve, Any]] = {
-                name: (of["personal"], look)
-                for (name, of), look in zip(found.items(), looks(), strict=False)
-            }
-            # Training alone, if it is the same in all runs that have it.
-            alone = [of["local"] for of in found.values() if "local" in of]
-            if len({float(curve.mean[-1]) for curve in alone}) == 1:
-                lines[LABELS["local"]] = alone[0], LOOKS["local"]
-            figure, _ = _panels({metric: lines}, split, "", width=6.8)
-            save(figure, folder / "curves", ["pdf"])
-
-
-def plot_sweep(
-    values: Sequence[float],
-    models: Mapping[str, np.ndarray],
-    key: str,
-    label: str,
-    folder: Path,
-) -> None:
-    """Write the figure of a metric by the values of a key, as PDF.
-
-    Args:
-        values: of the key.
-        models: each model's metric at them, [values, seeds].
-        key: the name of the axis.
-        label: the metric.
-        folder: of the figure.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with style():
-        figure = new_figure(COLUMN, 2.4)
-        axes = figure.subplots()
-        for (model, found), look in zip(models.items(), looks(), strict=False):
-            error = found.std(axis=1, ddof=1) if found.shape[1] > 1 else None
-            axes.errorbar(
-                values, found.mean(axis=1), error, label=model, capsize=2, **look
-            )
-        axes.set_xlabel(key)
-        axes.set_ylabel(label)
-        if min(values) > 0 and max(values) / min(values) > 50:
-            axes.set_xscale("log")
-        _add_legend(figure)
-        save(figure, folder / "sweep", ["pdf"])
 
 
 @contextmanager
@@ -336,8 +274,6 @@ def _panels(
     lines: Mapping[str, Lines],
     split: str,
     title: str,
-    *,
-    width: float = 7.8,
     below: bool = False,
 ) -> tuple[Any, Any]:
     """A figure with a row for each metric and a column for rounds and bits.
@@ -350,8 +286,8 @@ def _panels(
     drawn = [curve for by_name in lines.values() for curve, _ in by_name.values()]
     columns = list(ACROSS) if any(one.bits.any() for one in drawn) else ["rounds"]
     height = len(lines)
-    size = width * (1 if len(columns) == 2 else 0.54), 2.4 * (height + below) + 0.3
-    figure = new_figure(*size)
+    width = 7.8 if len(columns) == 2 else 4.2
+    figure = new_figure(width, 2.4 * (height + below) + 0.3)
     grid = figure.add_gridspec(height + below, len(columns))
     for place, (metric, by_name) in enumerate(lines.items()):
         for column, over in enumerate(columns):

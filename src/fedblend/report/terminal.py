@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run in the terminal: a table of its models, its costs, and small curves."""
+"""A run in the terminal: a table of its models, the verdict, and its costs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.report import measures, verdict
-from fedblend.report.measures import Row, mean_over_seeds
+from fedblend.report.measures import mean_over_seeds
 from fedblend.report.tables import human_bits
 
 COLORS = {"shared": "blue", "local": "yellow", "personal": "green"}
@@ -22,24 +22,18 @@ COLUMNS = {
     "worst_tenth": "worst tenth",
     "worst": "worst",
 }
-WIDTH = 40
-"""Signs of a curve at most."""
-LEVELS, PLAIN_LEVELS = "▁▂▃▄▅▆▇█", "_.,-~=*#"
-"""The signs of a curve from low to high, and those of terminals without Unicode."""
 
 
-def show(rows: Sequence[Row], summary: dict[str, Any], console: Console) -> None:
+def show(summary: dict[str, Any], console: Console) -> None:
     """Print a run.
 
     Args:
-        rows: ``Record.row()`` of each block, with "seed" where there are several.
         summary: the content of ``summary.json``, or the last rows of an unfinished
             run as its "runs"; numbers of several seeds are averaged.
         console: where to print.
     """
     runs = summary["runs"]
-    splits = measures.main_splits(rows)
-    for split in splits:
+    for split in measures.main_splits(runs):
         console.print(_table(runs, split))
     unseen = [one["unseen"] for one in runs if "unseen" in one]
     for split in measures.main_splits(unseen[:1]):
@@ -57,8 +51,6 @@ def show(rows: Sequence[Row], summary: dict[str, Any], console: Console) -> None
     lines += _server_lines(runs) + _certificate_lines(runs) + _cost_lines(runs)
     for line in lines:
         console.print(line, highlight=False, markup=False)
-    if splits and len({row["round"] for row in rows}) > 1:
-        _print_curves(rows, splits[0], console)
     if "privacy" in summary:
         promise = summary["privacy"]["sentence"]
         console.print(f"privacy: {promise}", markup=False, soft_wrap=True)
@@ -140,32 +132,3 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
         others = [f", {name} {s:.2f} s" for name, s in parts.items() if not np.isnan(s)]
         lines.append(f"time: rounds {seconds:.2f} s{''.join(others)}")
     return lines
-
-
-def _print_curves(rows: Sequence[Row], split: str, console: Console) -> None:
-    """The main metric of each model by rounds."""
-    metric = measures.list_metrics(rows, split)[0]
-    found = measures.curves(rows, split, metric)
-    every = np.concatenate([curve.mean for curve in found.values()])
-    ends = np.nanmin(every, initial=np.inf), np.nanmax(every, initial=-np.inf)
-    signs = LEVELS if console.encoding.lower().startswith("utf") else PLAIN_LEVELS
-    console.print(f"{split} {metric}, mean over clients, by rounds:", highlight=False)
-    for model, curve in found.items():
-        drawn = curve_signs(curve.mean, ends, signs)
-        line = Text(f"{model:>9} ").append(drawn, COLORS[model])
-        console.print(line.append(f" {curve.mean[0]:.4g} to {curve.mean[-1]:.4g}"))
-
-
-def curve_signs(values: np.ndarray, ends: tuple[float, float], signs: str) -> str:
-    """A curve as signs, one for each value or, of many, for evenly spaced ones.
-
-    >>> curve_signs(np.array([0.0, 1.0, np.nan, 0.5]), (0.0, 1.0), "_-#")
-    '_# -'
-    """
-    places = np.linspace(0, len(values) - 1, min(len(values), WIDTH)).round()
-    low, high = ends
-    levels = (values[places.astype(int)] - low) / ((high - low) or 1)
-    last = len(signs) - 1
-    return "".join(
-        signs[round(last * level)] if np.isfinite(level) else " " for level in levels
-    )

@@ -55,7 +55,6 @@ def compare(
     resume: bool = False,
     metrics: Sequence[str] | None = None,
     target: str | None = None,
-    figures: bool = False,
     sets: Iterable[str] = (),
     on_step: OnStep = lambda name, step: None,
     on_warning: OnWarning = lambda line: None,
@@ -69,7 +68,6 @@ def compare(
         resume: continue a comparison that was interrupted.
         metrics: what to test differences of; the main metric if None.
         target: such as "accuracy=0.9": how many rounds and bits it takes to get there.
-        figures: draw figures for a paper, as PDF.
         sets: settings ``key=value`` for every configuration.
         on_step: called after every block of rounds of a run.
         on_warning: called with each warning, one line.
@@ -87,7 +85,7 @@ def compare(
         _run(name, configs, folders, on_step, on_warning)
     out.mkdir(parents=True, exist_ok=True)
     folders = {**finished, **folders}
-    return write(folders, out, metrics=metrics, target=wanted, figures=figures)
+    return write(folders, out, metrics=metrics, target=wanted)
 
 
 def sweep(
@@ -99,7 +97,6 @@ def sweep(
     resume: bool = False,
     metrics: Sequence[str] | None = None,
     target: str | None = None,
-    figures: bool = False,
     sets: Iterable[str] = (),
     on_step: OnStep = lambda name, step: None,
     on_warning: OnWarning = lambda line: None,
@@ -114,7 +111,6 @@ def sweep(
         resume: continue a sweep that was interrupted.
         metrics: what to test differences of; the main metric if None.
         target: such as "accuracy=0.9": how many rounds and bits it takes to get there.
-        figures: draw figures for a paper, as PDF.
         sets: settings ``key=value`` of the configuration.
         on_step: called after every block of rounds.
         on_warning: called with each warning, one line.
@@ -138,11 +134,7 @@ def sweep(
         count += _run_points(program, folders, place, on_step, on_warning)
     shutil.rmtree(out / PROGRAMS, ignore_errors=True)
     keys = {point.name: point.values for point in points}
-    made = write(
-        folders, out, keys=keys, metrics=metrics, target=wanted, figures=figures
-    )
-    if figures:
-        _draw(points, made, out)
+    made = write(folders, out, keys=keys, metrics=metrics, target=wanted)
     return Sweep(points, made, best_on_validation(made), count)
 
 
@@ -304,21 +296,3 @@ def best_on_validation(made: Comparison) -> str | None:
     if not means:
         return None
     return (max if made.higher_is_better(metric) else min)(means, key=means.__getitem__)
-
-
-def _draw(points: Sequence[Point], made: Comparison, out: Path) -> None:
-    """The metric by the values of the key, if there is one key with numbers."""
-    from fedblend.report.figures import plot_sweep
-
-    (key, *more) = points[0].values
-    values = [point.values[key] for point in points]
-    if more or not all(isinstance(of, int | float) for of in values):
-        return
-    split, metric = made.split, made.metrics[0]
-    models: dict[str, np.ndarray] = {}
-    for model in ("personal", "shared", "local"):
-        found = [made.means(point.name, split, model, metric) for point in points]
-        if all(found):
-            label = {"local": "training alone"}.get(model, f"{model} model")
-            models[label] = np.array(found, float)
-    plot_sweep(values, models, key, f"{split} {metric}", out / "figures")

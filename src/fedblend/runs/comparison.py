@@ -8,7 +8,6 @@ differences.csv         every pair of runs: mean gain, interval, p-values
 client_differences.csv  every pair of runs x client: gain and interval
 target.csv              run x seed: rounds and bits until a target is reached
 table.md, table.tex     methods by columns, for a paper
-figures                 PDF, if asked for
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,7 +106,6 @@ def write(
     keys: Keys | None = None,
     metrics: Sequence[str] | None = None,
     target: TargetValue | None = None,
-    figures: bool = False,
 ) -> Comparison:
     """Compare finished runs, and write all tables to a folder.
 
@@ -117,7 +115,6 @@ def write(
         keys: further columns of the tables, by run.
         metrics: what to test; the main one if None.
         target: see ``compare``.
-        figures: whether to draw.
     """
     known = keys or {name: {} for name in folders}
     found = contenders(folders)
@@ -148,11 +145,6 @@ def write(
     write_rows(out / "target.csv", made.target)
     run_folder.write_text(out / "table.md", made.markdown())
     run_folder.write_text(out / "table.tex", made.latex())
-    if figures:
-        from fedblend.report.figures import plot_comparison
-
-        rows = {name: run_folder.read_rows(Folder(of)) for name, of in folders.items()}
-        plot_comparison(rows, out / "figures")
     return made
 
 

@@ -54,7 +54,7 @@ def write_summary(
         config: what was run.
         built: what the configuration built.
         run: the federated stage, completed.
-        promised: what theory promises of the run: its privacy, its bound.
+        promised: what is promised of the run: its privacy.
         on_warning: called with each warning, one line.
         formats: of the figures; none are drawn if empty.
 

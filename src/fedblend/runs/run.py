@@ -157,7 +157,6 @@ def run_built(
     watched = _watch(run, config, on_step, on_warning)
     for stage in runs:
         advance(folder, config, stage, runs, metric, watched, blocks)
-    promised |= certificates.promise(config, built, run)
     summary = results.write_summary(
         folder, config, built, run, promised, on_warning, formats
     )

@@ -20,7 +20,7 @@ from fedblend.config.config import dump, rename_errors
 from fedblend.config.sweep import Point, join_points
 from fedblend.errors import CheckpointError
 from fedblend.metrics import main_first
-from fedblend.runs import certificates, results, run_folder
+from fedblend.runs import results, run_folder
 from fedblend.runs.run import TABLES, Step, advance, open_folder, stages, work_alone
 from fedblend.runs.run_folder import Folder, seeds_of
 from fedblend.simulation import checkpoint
@@ -174,7 +174,7 @@ def _write(
         point.config,
         built,
         run,
-        certificates.promise(point.config, built, run),
+        {},
         lambda line: on_warning(point.name, line),
         formats=(),
     )

@@ -4,7 +4,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -264,23 +263,6 @@ def test_one_client_gets_a_page_of_its_own(browser: Any, run_folder: Path, tmp_p
         assert page.inner_text("h1") == "hospital-7"
         text = page.inner_text("body")
     assert "hospital-8" not in text and "Your models" in text
-
-
-def test_a_live_page_follows_its_run(browser: Any, tmp_path: Path):
-    write_run(tmp_path / "run", finished=False)
-    file = write_page([tmp_path / "run"], tmp_path / "live.html", live=True)
-    with opened(browser, file) as page:
-        page.wait_for_selector("#clients .empty")
-        assert page.inner_text("#kind").endswith("live")
-        assert "at round 20, not finished" in page.inner_text("#about")
-        page.select_option("#curves select >> nth=0", "loss")
-        shutil.rmtree(tmp_path / "run")
-        write_run(tmp_path / "run")
-        write_page([tmp_path / "run"], file)
-        page.wait_for_selector(ROWS)
-        assert not page.inner_text("#kind").endswith("live")
-        assert page.input_value("#curves select >> nth=0") == "loss"
-        assert "30 clients" in page.inner_text("#about")
 
 
 def test_ten_thousand_clients_open_quickly(browser: Any, large_page: Path):

@@ -84,7 +84,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path):
 
 def test_a_run_that_goes_on_has_curves_and_no_verdict(tmp_path: Path):
     folder = write_run(tmp_path / "run", finished=False)
-    content = page_content([folder.path], live=True)
+    content = page_content([folder.path])
     assert "not finished" in content["verdict"][0]
     assert content["runs"][0]["curves"]["round"][-1] == 20
     assert content["runs"][0]["clients"] is None

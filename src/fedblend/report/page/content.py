@@ -38,7 +38,6 @@ def page_content(
     verdict: Sequence[str] = (),
     *,
     metric: str | None = None,
-    live: bool = False,
 ) -> Plain:
     """The content of a page about runs.
 
@@ -46,7 +45,6 @@ def page_content(
         paths: folders of runs.
         verdict: sentences to show on top instead of those from the summaries.
         metric: the metric of the verdict, shown first; the main one if None.
-        live: the run goes on, and the page reads itself again.
     """
     kept = None if verdict else auto_verdict(paths)
     if kept is None:
@@ -81,7 +79,6 @@ def page_content(
             run["settings"] = {}  # methods, and not a sweep over their numbers
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
-        "live": live,
         "tone": tone,
         "verdict": list(verdict) or lines,
         "metric": metric,
@@ -176,7 +173,6 @@ def client_content(path: Path, client: str) -> Plain:
     about = describe_run(run, str(run.config.get("name", "")))
     return {
         "title": own.names[0] if own.names[0] != client_id else f"Client {client_id}",
-        "live": False,
         "tone": tone,
         "verdict": lines,
         "status": STATUS,

@@ -41,7 +41,6 @@ def write_page(
     verdict: Sequence[str] = (),
     metric: str | None = None,
     client: str | None = None,
-    live: bool = False,
 ) -> Path:
     """Write the report of runs as one HTML file.
 
@@ -52,7 +51,6 @@ def write_page(
         metric: the metric of the verdict, shown first; the main one if None.
         client: write the page for this client, by id or name, about itself: it holds
             nothing of other clients, and not ``verdict``, which may name them.
-        live: the page reads itself again every three seconds, while the run goes on.
 
     Returns:
         ``out``.
@@ -61,7 +59,7 @@ def write_page(
         RunError: a folder holds no run, or a damaged one, or there is no such client.
     """
     if client is None:
-        content = page_content(folders, verdict, metric=metric, live=live)
+        content = page_content(folders, verdict, metric=metric)
     elif len(folders) == 1:
         content = client_content(folders[0], client)
     else:

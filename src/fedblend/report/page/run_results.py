@@ -198,7 +198,6 @@ def run_results(
             "costs": [_costs(one) for one in ends] if run.summary else [],
             "central": [one["central"] for one in ends if "central" in one],
             "unseen": [_ends([one["unseen"]]) for one in ends if "unseen" in one],
-            "theory": theory_curve(run),
             "alpha": summary.get("alpha"),
             "warnings": summary.get("warnings", []),
             "clients": plain_clients(run.clients, cells, first)
@@ -211,31 +210,6 @@ def run_results(
             "data": run.origin.get("data", {}),
             "columns": _columns(run.preprocessing),
         }
-
-
-def theory_curve(run: RunFiles) -> Plain | None:
-    """The bound of ``runs.certificates`` by round, and what it bounds if measured.
-
-    The loss of personal models on training rows is the objective where there is no l2
-    term. The best of the run stands for the smallest value, which is not known: the
-    true distance is larger, and the bound holds for that one.
-    """
-    known = (run.summary or {}).get("theory")
-    rows = [row for row in run.rows if row.get("seed") == run.rows[0].get("seed")]
-    if not known or not rows:
-        return None
-    path = ("measures", "train", "personal", "loss", "mean")
-    values = [measures.value_at(row, *path) for row in rows]
-    best = min(values)
-    penalty = run.config.get("model", {}).get("l2", 0)
-    places = [row["round"] for row in rows]
-    found: Plain = {
-        "round": places,
-        "bound": [number(known["start"] * known["factor"] ** at) for at in places],
-    }
-    if not penalty and math.isfinite(best):
-        found["measured"] = [number(v - best) if v > best else None for v in values]
-    return found
 
 
 def _columns(preprocessing: Plain) -> list[Plain]:

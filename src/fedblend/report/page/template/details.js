@@ -1,4 +1,4 @@
-// The remaining sections: costs, theory, the server's rows, columns, configuration.
+// The remaining sections: costs, the server's rows, columns, configuration.
 
 function costsSection(content) {
   const runs = content.runs.filter((run) => run.costs.length);
@@ -16,22 +16,6 @@ function costsSection(content) {
   });
   return section("costs", "Costs", "Bits are counted from the messages themselves. Times are those of the machine that ran this.",
     table("Bits, answers and seconds", ["Run", "Sent by clients", "By one client", "Sent to clients", "To one client", "Answers", "Lost answers", "Rounds", "Compiling", "Training alone"], rows));
-}
-
-const PROMISE = "After so many rounds the training objective is at most this far above its best value: FLIX's bound for gradient descent, from the constants of the data, before anything is run.";
-
-function theorySection(content) {
-  const runs = content.runs.filter((run) => run.theory);
-  if (!runs.length) return null;
-  return section("theory", "Theory", PROMISE, ...runs.flatMap((run) => {
-    const { round, bound, measured } = run.theory;
-    const lines = [{ label: "Bound", x: round, y: bound, color: "--local", dash: [8, 5], marker: "triangle" }];
-    if (measured) lines.push({ label: "This run, above its own best", x: round, y: measured, color: "--personal", dash: [], marker: "circle" });
-    const note = measured ? "The first seed." : "The run measures its loss without the l2 term, so its objective is not drawn.";
-    return [content.runs.length > 1 ? el("h3", {}, run.label) : null, lineFigure(lines, {
-      label: `Bound on the training objective, from ${bound[0]} to ${bound.at(-1)}`, log: true, xLabel: "Rounds of communication",
-      yLabel: "Above the best value", yFormat: (value) => value.toExponential(0), note, height: 240 })];
-  }));
 }
 
 function centralSection(content) {

@@ -69,7 +69,7 @@ function clientScatter(run, content, state, pick) {
 
 function clientsSection(content, state) {
   const shown = content.runs.filter((run) => run.clients);
-  if (!shown.length) return content.live ? section("clients", "Clients", null, el("p", { class: "empty" }, "Every client's numbers appear when the run is finished.")) : null;
+  if (!shown.length) return content.runs.some((run) => !run.finished) ? section("clients", "Clients", null, el("p", { class: "empty" }, "Every client's numbers appear when the run is finished.")) : null;
   const run = shown.find((one) => one.label === state.run) || shown.find((one) => one.clients.reference) || shown[0];
   const clients = run.clients;
   const panel = el("div", { class: "panel", id: "client", "aria-live": "polite" });

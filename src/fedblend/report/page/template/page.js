@@ -1,14 +1,14 @@
-// The page: its theme, its sections in order, its updates while a run goes on.
+// The page: its theme and its sections in order.
 
 const LINKS = {
-  compare: "Runs", differences: "Differences", results: "Results", curves: "Curves", sweep: "Sweep", clients: "Clients", costs: "Costs", theory: "Theory",
+  compare: "Runs", differences: "Differences", results: "Results", curves: "Curves", sweep: "Sweep", clients: "Clients", costs: "Costs",
   central: "Server", columns: "Columns", warnings: "Warnings", origin: "Configuration", words: "Words",
 };
 
 function sectionsOf(content, state, again) {
   return {
     compare: () => compareSection(content, state), differences: () => differencesSection(content), curves: () => curvesSection(content, state, again), sweep: () => sweepSection(content, state),
-    clients: () => clientsSection(content, state), results: () => resultsSection(content), costs: () => costsSection(content), theory: () => theorySection(content),
+    clients: () => clientsSection(content, state), results: () => resultsSection(content), costs: () => costsSection(content),
     central: () => centralSection(content), columns: () => columnsSection(content), warnings: () => warningsSection(content),
     origin: () => originSection(content), words: () => wordsSection(),
   };
@@ -91,15 +91,6 @@ function onPaper(state) {
   });
 }
 
-// Read the file of a run that goes on again, with what the reader has chosen.
-function followRun(state, chosen) {
-  document.getElementById("kind").textContent = "fedblend report · live";
-  setTimeout(() => {
-    history.replaceState(Object.fromEntries(chosen.map((key) => [key, state[key]])), "");
-    location.reload();
-  }, 3000);
-}
-
 async function begin() {
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.getElementById("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
@@ -109,14 +100,11 @@ async function begin() {
     return;
   }
   const content = await unpacked(document.getElementById("content").textContent);
-  const first = content.only ? {} : firstState(content);
-  const before = Object.entries(history.state ?? {}).filter(([, value]) => value !== undefined && value !== null);
-  const state = { ...first, ...Object.fromEntries(before) };
+  const state = content.only ? {} : firstState(content);
   onPaper(state);
   if (content.only) showOne(content);
   else show(content, state);
   document.documentElement.dataset.ready = "yes";
-  if (content.live) followRun(state, Object.keys(first));
 }
 
 begin();
