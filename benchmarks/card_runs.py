@@ -23,9 +23,9 @@ from fedblend.core import Loss
 from fedblend.data.federated import Shards
 from fedblend.models import feedforward
 from fedblend.models.derived import Products
-from fedblend.models.dual_encoder import dual_encoder_loss
 from fedblend.models.model import Model
 from fedblend.transforms import central_loss
+from fedblend_reproductions.mixed.dual_encoder import dual_encoder, dual_encoder_loss
 from fedblend_reproductions.resnet18 import resnet18
 
 CENTRAL_ROWS, CENTRAL_BATCH = 1000, 50
@@ -95,7 +95,7 @@ def model_of(card: Card) -> Model:
         "mlp": lambda: fb.models.mlp(math.prod(shape), classes),
         "resnet18": lambda: resnet18(shape, classes),
         "char_gru": lambda: fb.models.char_rnn(classes, hidden=128, cell="gru"),
-        "dual_encoder": lambda: fb.models.dual_encoder(classes),
+        "dual_encoder": lambda: dual_encoder(classes),
     }
     model = builders[card.model]()
     if card.products is None:

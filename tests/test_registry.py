@@ -117,7 +117,7 @@ def test_every_entry_says_what_it_is(registry):
     assert list(registry) == sorted(registry)
     for name, entry in registry.items():
         assert 10 < len(entry.summary) < 100 and "\n" not in entry.summary, name
-        assert entry.reference or name in ("local_only", "partial_correction"), name
+        assert entry.reference or name == "local_only", name
         assert set(entry.rules) <= set(entry.parameters), name
 
 

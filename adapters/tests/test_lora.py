@@ -17,7 +17,6 @@ from fedblend import trees
 from fedblend.models import (
     char_rnn,
     cnn,
-    dual_encoder,
     from_equinox,
     from_flax,
     mlp,
@@ -146,12 +145,6 @@ CASES = {
             f"layers/{part}/weight": "rli,lor->loi"
             for part in ("query", "key", "value", "out", "gate", "up", "down")
         },
-    ),
-    "dual_encoder": lambda: (
-        dual_encoder(6, width=4, dtype=jnp.float64),
-        RNG.integers(0, 7, (ROWS, 3)),
-        ["dense", "embedding"],
-        {"embedding": "ri,or->io", "dense/weight": LINEAR},
     ),
     "flax": lambda: (
         from_flax(FlaxNet),

@@ -1,9 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
 """What nodes describe of their rows, and what the method makes of it: FLIX starts where
-its simulation does, and select sends the rows that are used."""
+its simulation does."""
 
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +19,16 @@ from configured import (
     simulation,
     write_rows,
 )
-from movies import MOVIES_METHOD, ON_NODES, WIDTH, in_one, write_movies
 
-from fedblend.errors import ConfigError, RunError
+from fedblend.errors import ConfigError
 from fedblend_federation import message as messages
 from fedblend_federation.client.node import node_of
 from fedblend_federation.server.run import run_server
-from fedblend_reproductions.datasets.movielens import MOVIES
 from loopback import LoopbackTransport
 
 SILENT = '[accept]\nalgorithms = "any"\n{more}[metrics]\nnames = []\n'
-TELLS, KEEPS, SELECTS = (
-    SILENT.format(more=more)
-    for more in ('discloses = ["constants"]\n', "", 'discloses = ["select"]\n')
+TELLS, KEEPS = (
+    SILENT.format(more=more) for more in ('discloses = ["constants"]\n', "")
 )
 
 
@@ -174,57 +170,3 @@ def test_what_needs_constants_names_who_withholds_them(
     run = experiment(tmp_path / "run", federated(flix(solver, rate), 60.0))
     with pytest.raises(ConfigError, match=key + r".*clients \[0, 1, 2\] withhold"):
         run_server(run, LoopbackTransport(found), poll=0.0)
-
-
-@pytest.mark.slow
-def test_select_sends_the_rows_that_are_used_and_comes_to_the_same(tmp_path):
-    ratings = write_movies(tmp_path)
-    transport = Recorded(nodes(tmp_path, tmp_path, SELECTS))
-    run = experiment(tmp_path / "run", ON_NODES + MOVIES_METHOD)
-    run_server(run, transport, poll=0.0)  # pyright: ignore
-    there = simulation(in_one(ratings))
-    assert largest_gap(run, homes(tmp_path), there) <= 1e-6
-    # What is told when nodes are met bounds the rows, and does not count them.
-    rooms = {
-        message.client: message.fields["rooms"]["embedding"]
-        for message, _ in transport.replies
-        if message.kind == "describe"
-    }
-    used = {c: _used(tmp_path / f"rows{c}.npz") for c in range(CLIENTS)}
-    for client, room in rooms.items():
-        assert room in (16, 32) and room >= used[client] - 10
-    # Messages of a round hold a client's own rows of table and correction, not the
-    # table.
-    for message, size in [*transport.requests, *transport.replies]:
-        if message.kind == "round":
-            entries = sum(prod(array.shape) for array in message.arrays.values())
-            most = 2 * used[message.client] * WIDTH + used[message.client]
-            assert 0 < entries <= most + WIDTH * WIDTH + WIDTH + 1
-            assert size <= 4 * entries + 4096 < 4 * (MOVIES + 1) * WIDTH
-
-
-def _used(path: Path) -> int:
-    """Rows that a client names, those held out and that of no movie among them."""
-    rows = np.load(path)
-    return len({0, *rows["inputs"].ravel().tolist(), *rows["targets"].tolist()})
-
-
-def test_which_rows_are_used_is_sent_only_where_the_policy_allows_it(tmp_path):
-    write_movies(tmp_path)
-    run = experiment(tmp_path / "run", ON_NODES.replace("60.0", "0.3") + MOVIES_METHOD)
-    with pytest.raises(RunError, match=r"accept.discloses: select is a table"):
-        run_server(run, LoopbackTransport(nodes(tmp_path, tmp_path, TELLS)), poll=0.0)
-
-
-def test_rows_that_name_what_the_table_has_not_are_refused(tmp_path):
-    write_movies(tmp_path)
-    np.savez(
-        tmp_path / "rows1.npz",
-        inputs=np.full((8, 10), MOVIES + 1),
-        targets=np.ones(8, int),
-    )
-    run = experiment(tmp_path / "run", ON_NODES.replace("60.0", "0.3") + MOVIES_METHOD)
-    with pytest.raises(RunError, match=r"client 1 did not join.*the rows are not"):
-        run_server(run, LoopbackTransport(nodes(tmp_path, tmp_path, SELECTS)), poll=0.0)
-    audit = (tmp_path / "node1" / "state" / "audit.jsonl").read_text()
-    assert f"is not a number in 0..{MOVIES}" in audit

@@ -33,7 +33,6 @@ CASES = {
     "large_cnn": ("large_cnn", (7, 8, 3), 10, "classes", {}),
     "lstm": ("char_rnn", (5,), 20, "sequence", {"hidden": 6}),
     "gru": ("char_rnn", (5,), 20, "sequence", {"hidden": 6, "cell": "gru"}),
-    "dual_encoder": ("dual_encoder", (5,), 20, "classes", {}),
 }
 
 
@@ -62,14 +61,13 @@ def assert_close(found, expected):
 def test_every_model_with_any_number_of_rows(case):
     name, shape, outputs, kind, options = CASES[case]
     model = models.build(name, shape, outputs, **options)
-    numbers = name in ("char_rnn", "dual_encoder")
+    numbers = name == "char_rnn"
     labels = {"classes": LABELS[:outputs], "binary": ("no", "yes")}.get(kind, ())
     task = Task(kind, 1 if kind == "binary" else outputs, shape, labels)  # pyright: ignore
     mixture = fb.Blend(jnp.float32(0.3), drawn(model, 0), drawn(model, 1))
     draw = np.random.default_rng(2)
     for params in (mixture.shared, mixture) if name == "mlp" else (mixture,):
-        probable = name != "dual_encoder"
-        file = onnx_file(params, model.apply, task, numbers=numbers, probable=probable)
+        file = onnx_file(params, model.apply, task, numbers=numbers)
         inputs = draw.normal(size=(3, *shape)).astype(np.float32)
         if numbers:
             inputs = draw.integers(0, outputs, (3, *shape)).astype(np.int32)

@@ -37,7 +37,6 @@ from fedblend.losses import objective  # noqa: E402
 from fedblend.registry import ALGORITHMS, TRANSFORMS  # noqa: E402
 from fedblend.theory.blt import Blt  # noqa: E402
 from fedblend.transforms.central_loss import parameter_loss  # noqa: E402
-from fedblend.trees import leaves_by_path  # noqa: E402
 
 PAGE = HOME / "docs" / "pairs.md"
 CLIENTS, ROUNDS, RATE = 4, 800, 0.05
@@ -80,25 +79,11 @@ class Ended(NamedTuple):
 
 @cache
 def problem(algorithm: str) -> problems.Problem:
-    """Quadratics; for an algorithm with a form of its own, classes in that form.
-
-    The last field of the rows has numbers of parameters, for ``fedselect``.
-    """
+    """Quadratics; for an algorithm with a form of its own, classes in that form."""
     form = ALGORITHMS[algorithm].form
-    plain = problems.classes((6,) * CLIENTS) if form else _quadratics()
-    inner, train = plain.loss, plain.federated_data.train
-    fields = train.examples
-    if form != "neighbors":  # which has inputs and labels alone
-        fields = (*fields, np.tile([[0, 1]], (len(fields[1]), 1)))
-    rows = [
-        np.arange(start, start + count)
-        for start, count in zip(train.starts, train.counts, strict=True)
-    ]
-    on = plain._replace(
-        federated_data=fb.federate(fields, rows),
-        loss=lambda params, rows: inner(params, rows[:2]),
-    )
-    return FORMS[form](on) if form else on
+    if not form:
+        return _quadratics()
+    return FORMS[form](problems.classes((6,) * CLIENTS))
 
 
 def _quadratics() -> problems.Problem:
@@ -123,14 +108,6 @@ def _everything(on: problems.Problem):
     return parameter_loss(lambda params: on.loss(params, rows).mean())
 
 
-def _table(on: problems.Problem) -> str:
-    """The last parameter with a row for every number that the last field has."""
-    rows = on.federated_data.train.examples[-1].max() + 1
-    return [
-        path for path, leaf in leaves_by_path(on.params).items() if len(leaf) >= rows
-    ][-1]
-
-
 PRIVATE: dict[str, Any] = {
     "clip": 1e3,
     "noise": 0.0,
@@ -153,18 +130,9 @@ WITH = {
     "dp_fedavg": lambda made, on: transforms.dp_fedavg(made, **PRIVATE),
     "dp_ftrl": lambda made, on: transforms.dp_ftrl(made, **PRIVATE, tree=64),
     "ef21": lambda made, on: transforms.ef21(made, compress.top_k(1)),
-    "fedselect": lambda made, on: transforms.fedselect(
-        made,
-        on.federated_data,
-        rows={_table(on): [str(len(on.federated_data.train.examples) - 1)]},
-        always=len(leaves_by_path(on.params)[_table(on)]),
-    ),
     "local_dp": lambda made, on: transforms.local_dp(made, 1e3),
     "mixed_fl": lambda made, on: transforms.mixed_fl(
         made, _everything(on), how="one_way"
-    ),
-    "partial_correction": lambda made, on: transforms.partial_correction(
-        made, [_table(on)]
     ),
     "perm_k": lambda made, on: transforms.perm_k(made, clients=CLIENTS),
 }

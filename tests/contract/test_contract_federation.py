@@ -69,10 +69,6 @@ def _numbers():
     return number, draws.normal(size=(12, 2)).astype(np.float32)
 
 
-def _selected(algorithm, federated_data):
-    return fb.transforms.fedselect(algorithm, federated_data, rows={"rows": ("0",)})
-
-
 def _private(algorithm, federated_data):
     del federated_data
     return fb.transforms.dp_fedavg(
@@ -95,7 +91,6 @@ def _mixed(how):
 @pytest.mark.parametrize(
     "wrap",
     [
-        pytest.param(_selected, id="select"),
         pytest.param(_private, id="private"),
         pytest.param(_mixed("two_way"), id="two_way"),
         pytest.param(_by_tree, id="by_tree", marks=pytest.mark.slow),
@@ -103,12 +98,12 @@ def _mixed(how):
         pytest.param(_mixed("one_way"), id="one_way", marks=pytest.mark.slow),
     ],
 )
-def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
+def test_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
     federated_data = fb.federate(_numbers(), np.split(np.arange(12), [3, 4, 8]))
     params = Table(jnp.zeros((6, 2), jnp.float32), jnp.ones(2, jnp.float32))
     plain = fb.fedavg(_table_loss, fb.Work(0.1, steps=2, batch_size=2))
     algorithm, key = wrap(plain, federated_data), jax.random.key(3)
-    without = (_selected, _private, _by_tree)
+    without = (_private, _by_tree)
     central = None if wrap in without else fb.shard_of(_numbers())
     what = (algorithm, params, federated_data, key)
     settings: dict[str, Any] = {"rounds": 3, "cohort": 2}

@@ -37,7 +37,7 @@ def test_parameter_counts(name):
     [
         name
         for name in MODELS
-        if name not in ("char_rnn", "dual_encoder", "text_classifier", "transformer")
+        if name not in ("char_rnn", "text_classifier", "transformer")
     ],
 )
 def test_shapes_and_dtypes_follow_the_parameters(name):

@@ -15,7 +15,7 @@ from second_reader import apfl_visit, slope
 
 import fedblend as fb
 from fedblend.simulation.sampling import complete_strata, draw_with
-from fedblend.transforms import central_loss, partial_correction
+from fedblend.transforms import central_loss
 from fedblend.trees import precision
 
 DIM, RATE, ROOT = 3, 0.3, jax.random.key(3)
@@ -190,8 +190,6 @@ def test_a_nudge_of_some_parameters(how):
         clients, server, how=how, weights=(w_f, w_c), steps=steps
     )
     start = {"table": jnp.array([0.2, 0.1]), "rest": jnp.array([-0.3])}
-    run = fb.simulate(
-        partial_correction(mixed, ["table"]), start, on, ROOT, rounds=rounds
-    ).complete()
+    run = fb.simulate(mixed, start, on, ROOT, rounds=rounds).complete()
     found = np.concatenate([run.shared["table"], run.shared["rest"]])
     np.testing.assert_allclose(found, w, atol=1e-12)

@@ -55,7 +55,7 @@ def test_chance_is_the_least_loss_of_a_constant(name):
 
 def test_a_loss_without_constant_predictions_has_no_chance():
     federated_data = fb.federate((np.zeros((ROWS, 1)), np.zeros(ROWS, int)), PARTS)
-    assert results.chance("hinge", federated_data) is None
+    assert results.chance("ranking", federated_data) is None
 
 
 def ended(**losses: float) -> Any:

@@ -17,7 +17,6 @@ import pytest
 
 import fedblend as fb
 from fedblend import keys
-from fedblend.transforms import central_loss
 from fedblend.trees import precision
 
 COUNTS = (4, 1, 6, 3, 2)
@@ -225,56 +224,3 @@ def test_the_noise_of_the_count_is_paid_for_by_that_of_the_sum():
         moves.append(((np.log(clip / 0.5) / -rate + quantile) - 1) * 5 / s)
     assert abs(moves[0] - moves[1]) < 1e-10
     assert 0 < abs(moves[0]) < 5
-
-
-SELECT = {"rows": {"table": ("0",)}, "always": 1}
-
-
-def selected_rounds(server_rows, ratio):
-    """Clients hold their own rows of the table only; the server adds the rest.
-
-    All clients receive ``ratio`` times the server's gradient, but of the table their
-    own rows: the server adds how far they would have moved the other rows.
-    """
-    model, data = begin(), own(federated_data())
-    share = np.array(COUNTS) / sum(COUNTS)
-    for _ in range(ROUNDS):
-        sent_gradient = Model(
-            *(ratio * leaf for leaf in mean_gradient(model, *server_rows))
-        )
-        deltas = []
-        for number, target in data:
-            mine = np.unique(np.append(number, 0))
-            small = Model(model.table[mine], model.dense)
-            correction = Model(sent_gradient.table[mine], sent_gradient.dense)
-            places = np.searchsorted(mine, number)
-            moved = local_step_sum(small, (places, target), correction)
-            table = -RATE * STEPS * sent_gradient.table
-            table[mine] = moved.table
-            deltas.append(Model(table, moved.dense))
-        model = added(model, deltas, share)
-    return model
-
-
-def test_select_is_the_loops_and_counts_what_travels():
-    run = simulated(fb.transforms.fedselect(plain(), federated_data(), **SELECT))
-    agree(run, selected_rounds(rows(3), 0.0))
-    used = [len(np.unique(np.append(number, 0))) for number, _ in own(federated_data())]
-    message = [64 * (WIDTH * count + WIDTH) for count in used]
-    assert run.bits().down.tolist() == [ROUNDS * bits for bits in message]
-    sent = [
-        ROUNDS * (bits + 32 * count) for bits, count in zip(message, used, strict=True)
-    ]
-    assert run.bits().up.tolist() == sent
-
-
-def test_select_under_a_servers_gradient_is_the_loops():
-    weights = (0.7, 0.3)
-    mixed = fb.transforms.mixed_fl(
-        plain(), central_loss.row_loss(loss), how="one_way", weights=weights
-    )
-    run = simulated(
-        fb.transforms.fedselect(mixed, federated_data(), **SELECT),
-        central=fb.shard_of(rows(3)),
-    )
-    agree(run, selected_rounds(rows(3), weights[1] / weights[0]))

@@ -4,9 +4,9 @@
 
 Both sides build the method from the same text, which has no paths of the server. At
 enrollment the server sends each node the terms: the configuration, the capacities (the
-largest number of rows of any client, by split), the rooms (a bound on the rows of a
-table that any client uses), whether constants of the losses are used, the rates that
-theory allows, and the preprocessing of raw tables. Nothing else of other clients.
+largest number of rows of any client, by split), whether constants of the losses are
+used, the rates that theory allows, and the preprocessing of raw tables. Nothing else of
+other clients.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ import numpy as np
 from fedblend.config.build import Method, method
 from fedblend.config.config import Config, dump, loads
 from fedblend.config.imports import TABLES, is_import_path
-from fedblend.config.tables import select
 from fedblend.config.tables.data import NodeRows
 from fedblend.config.tables.model import (
     has_constants,
@@ -32,7 +31,6 @@ from fedblend.config.tables.model import (
     reads_ranks,
     smoothness,
 )
-from fedblend.config.tables.select import LOOKED_UP
 from fedblend.config.theory_rates import Rates, asks_for_constants, rates
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.dataset import Task
@@ -53,8 +51,6 @@ SPLITS = ("train", "validation", "test")
 class Facts(NamedTuple):
     """What the method depends on that only the nodes' rows determine."""
 
-    rooms: Mapping[str, int] = {}
-    """A bound on the rows that a client uses, of each table of ``[select]``."""
     constants: Smoothness | None = None
     """Constants of the clients' losses; a node has its own in the place of all."""
     rates: Rates | None = None
@@ -122,19 +118,16 @@ class Contract:
         shape = (len(columns),) if data.shape is None else tuple(data.shape)
         if self.schema is not None:
             columns, shape = self.schema.names, (self.schema.width,)
-        numbers = self.config.model.name in LOOKED_UP
-        names = labels, columns, numbers
         unit = data.center, data.scale, data.log_shift
         ranks = 0 if self.schema is None else len(self.schema.ranked)
-        return Task(data.kind, outputs, shape, *names, *unit, ranks)
+        return Task(data.kind, outputs, shape, labels, columns, *unit, ranks)
 
     @cached_property
     def row(self) -> PyTree:
         """Shapes and dtypes of one row."""
-        inputs = jnp.int32 if self.task.numbers else jnp.float32
         target = jnp.float32 if self.task.kind == "regression" else jnp.int32
         return (
-            jax.ShapeDtypeStruct(self.task.shape, inputs),
+            jax.ShapeDtypeStruct(self.task.shape, jnp.float32),
             jax.ShapeDtypeStruct((), target),
         )
 
@@ -189,11 +182,6 @@ class Contract:
         return self.config.run.seed
 
     @cached_property
-    def table_sizes(self) -> dict[str, int]:
-        """The number of rows of each table of ``[select]``."""
-        return select.table_sizes(self.config, self.params)
-
-    @cached_property
     def text(self) -> str:
         """The configuration as nodes get it: without paths of the server."""
         return dump(remove_paths(self.config))
@@ -222,10 +210,6 @@ class Contract:
         rows = FederatedData(splits["train"])
         return smoothness(self.config.model, self.loss, rows)
 
-    def rooms(self, splits: Mapping[str, Shards]) -> dict[str, int]:
-        """The rooms of a client with these rows."""
-        return select.rooms(self.config, FederatedData(splits["train"]), self.params)
-
     def rates(self, constants: Smoothness | None) -> Rates | None:
         """The rates of ``Facts``, from the constants of all clients.
 
@@ -247,7 +231,7 @@ class Contract:
 
         ``rows`` is how the node that asks hides its rows.
         """
-        built = method(
+        return method(
             self.config,
             self.task,
             self.clients,
@@ -256,10 +240,6 @@ class Contract:
             facts.rates,
             rows=rows,
         )
-        algorithm = select.select_rows_within(
-            self.config, built.algorithm, self.params, facts.rooms
-        )
-        return built._replace(algorithm=algorithm)
 
     def budget_alone(self, built: Method) -> LocalBudget | None:
         """How many rounds a client trains alone for comparison; None if it does not."""
@@ -289,7 +269,6 @@ class Contract:
         return {
             "config": self.text,
             "capacities": dict(capacities),
-            "rooms": dict(facts.rooms),
             "constants": facts.constants is not None,
             "rates": facts.rates,
             "preprocessing": facts.preprocessing and facts.preprocessing.dump(),
@@ -310,15 +289,7 @@ class Contract:
 
     def facts(self, terms: Mapping[str, Any], splits: Mapping[str, Shards]) -> Facts:
         """The facts in the terms, with what a client knows of its own rows."""
-        rooms, needed, rates = terms.get("rooms", {}), self.rooms(splits), None
-        if not isinstance(rooms, dict) or set(rooms) != set(needed):
-            raise ConfigError("message: has no rooms")
-        for name, least in needed.items():
-            room = rooms[name]
-            if not isinstance(room, int) or not least <= room <= self.table_sizes[name]:
-                raise ConfigError(f"message: rooms.{name}: {room!r} does not fit")
-        if self.uses_theory:
-            rates = _rates(terms.get("rates"))
+        rates = _rates(terms.get("rates")) if self.uses_theory else None
         constants = self.constants(splits) if terms.get("constants") else None
         if constants is not None:
             everywhere = np.ones(self.clients)
@@ -326,7 +297,7 @@ class Contract:
                 smooth=constants.smooth * everywhere,
                 convex=constants.convex * everywhere,
             )
-        return Facts(rooms, constants, rates)
+        return Facts(constants, rates)
 
 
 def contract_of(config: Config) -> Contract:

@@ -260,35 +260,3 @@ def test_what_is_not_a_sum_of_all_is_refused_in_one_line(change, line, rows):
     assert line in str(error.value) and "\n" not in str(error.value)
     content["federation"]["secure"] = False
     check(content, "test")
-
-
-def test_select_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"select: is a table; with federation\.secure"
-    ):
-        check(toml.parse(SELECTING, "test"), "test")
-
-
-SELECTING = """
-version = 1
-name = "movies"
-[data]
-partition = "nodes"
-clients = 4
-kind = "classes"
-classes = 50
-shape = [10]
-[model]
-name = "dual_encoder"
-[select]
-parameters = ["embedding"]
-[algorithm]
-name = "fedavg"
-rate = 0.1
-steps = 1
-batch_size = 8
-[run]
-rounds = 1
-[federation]
-secure = true
-"""

@@ -14,7 +14,6 @@ norm = true    ``norm.0.*``, ...: ``nn.LayerNorm`` after an ``nn.Linear``,
                ``nn.GroupNorm`` of one group after an ``nn.Conv2d``
 char_rnn       ``embedding.weight``; ``rnn.weight_ih_l0``, ...: ``nn.LSTM`` or
                ``nn.GRU`` with ``batch_first``; ``last.*``
-dual_encoder   ``embedding.weight``, ``dense.*``
 =============  =====================================================================
 
 Two models whose outputs are mixed have ``shared.`` and ``personal.`` in front of their
@@ -29,13 +28,12 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.mixing import Blend
 from fedblend.models.char_rnn import CharRnn
-from fedblend.models.dual_encoder import DualEncoder
 from fedblend.models.feedforward import Affine, Cnn, Mlp
 from fedblend.trees import leaves_by_path
 from fedblend_interop.onnx_graph import ExportError
 
 Named = dict[str, np.ndarray]
-KINDS = (Affine, Mlp, Cnn, CharRnn, DualEncoder)
+KINDS = (Affine, Mlp, Cnn, CharRnn)
 """The models of the package that PyTorch has layers for."""
 NAMES = (
     (r"^embedding$", "embedding.weight"),

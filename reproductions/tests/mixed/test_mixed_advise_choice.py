@@ -126,11 +126,3 @@ def test_without_a_loss_at_the_server_there_is_nothing_to_advise():
     alone = {key: value for key, value in CONTENT.items() if key != "central"}
     with pytest.raises(ConfigError, match="central: is missing"):
         advise(check(alone, "here"))
-
-
-def test_a_penalty_has_no_rows_to_advise_on():
-    config = check(CONTENT, "here")
-    assert config.central is not None
-    table = config.central.model_copy(update={"penalty": "spreadout"})
-    with pytest.raises(ConfigError, match=r"central\.penalty: advice needs rows"):
-        advise(config.model_copy(update={"central": table}))

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-import fedblend as fb
-from fedblend.transforms.fedselect import count_rows
 from fedblend_reproductions.mixed import disagreement, movies, recommendation
+from fedblend_reproductions.mixed.dual_encoder import dual_encoder, spreadout
+from fedblend_reproductions.mixed.fedselect import count_rows
 from fedblend_reproductions.mixed.movie_runs import Setting, choose
 
 
@@ -41,8 +41,8 @@ def test_users_train_validate_or_test_as_many_as_in_the_paper():
 
 
 def test_pairs_and_products_are_one_function():
-    params = fb.models.dual_encoder(30).init(jax.random.key(1))
-    forms = (movies.spreadout_of_pairs, fb.models.spreadout)
+    params = dual_encoder(30).init(jax.random.key(1))
+    forms = (movies.spreadout_of_pairs, spreadout)
     values, gradients = zip(
         *(jax.value_and_grad(form)(params, 1e-3) for form in forms),
         strict=True,

@@ -21,7 +21,7 @@ from fedblend.checks import matches
 from fedblend.config import theory_rates
 from fedblend.config.config import Config
 from fedblend.config.table import NO_VALUES, Values, check_lists, values_inside
-from fedblend.config.tables import attack, central, compress, data, privacy, select
+from fedblend.config.tables import attack, central, compress, data, privacy
 from fedblend.config.tables.measure import measures_of
 from fedblend.config.tables.model import (
     loss_name,
@@ -179,9 +179,6 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     given = found.smoothness
     if config.algorithm.entry.coin and given is None:
         given = smoothness(config.model, name, federated_data)
-    found = found._replace(
-        algorithm=select.select_rows(config, found.algorithm, federations)
-    )
     key, run = _key(config.run.seed), config.run
     return Built(
         federated_data=federated_data,

@@ -29,7 +29,7 @@ from fedblend.config.table import (
     refuse_first,
     subtable,
 )
-from fedblend.config.tables import adapt, algorithm, data, model, select
+from fedblend.config.tables import adapt, algorithm, data, model
 from fedblend.config.tables.adapt import Adapt
 from fedblend.config.tables.attack import Attack
 from fedblend.config.tables.central import Central
@@ -38,7 +38,6 @@ from fedblend.config.tables.federation import Federation, check_secure
 from fedblend.config.tables.measure import Measure
 from fedblend.config.tables.privacy import Privacy, Protect
 from fedblend.config.tables.run import Populations, RunTable
-from fedblend.config.tables.select import Select
 from fedblend.errors import ConfigError, SettingError
 from fedblend.registry import ALGORITHMS
 
@@ -71,7 +70,6 @@ class Config(Table):
     compress: Compress | None = None
     privacy: Privacy | None = None
     central: Central | None = None
-    select: Select | None = None
     populations: Populations | None = None
     attack: Attack | None = None
     protect: Protect | None = None
@@ -91,7 +89,6 @@ class Config(Table):
             check_secure(self, getattr(self.data, "clients"))  # noqa: B009
         adapt.check(self)
         model.check(self)
-        select.check(self)
         return self
 
     def _check_cohorts(self, federated: bool) -> None:

@@ -173,7 +173,7 @@ def programs(points: Sequence[Point]) -> list[list[Point]]:
     found: dict[Any, list[Point]] = {}
     for number, point in enumerate(points):
         rest = [(key, of) for key, of in point.values.items() if key not in swept]
-        alone = not swept or point.config.privacy or point.config.select
+        alone = not swept or point.config.privacy
         found.setdefault(number if alone else repr(rest), []).append(point)
     return list(found.values())
 

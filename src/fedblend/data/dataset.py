@@ -123,8 +123,6 @@ class Task(NamedTuple):
     """The names of the classes, by number."""
     columns: tuple[str, ...] = ()
     """The names of the inputs, where they are columns of a table."""
-    numbers: bool = False
-    """Whether inputs are class numbers, such as those of movies, and no quantities."""
     center: float = 0.0
     """What is added to the outputs of a regression, in the unit of the targets."""
     scale: float = 1.0

@@ -16,9 +16,6 @@ from fedblend.models.derived import ensemble as ensemble
 from fedblend.models.derived import neighbors as neighbors
 from fedblend.models.derived import set_products as set_products
 from fedblend.models.derived import shifted as shifted
-from fedblend.models.dual_encoder import dual_encoder as dual_encoder
-from fedblend.models.dual_encoder import dual_encoder_loss as dual_encoder_loss
-from fedblend.models.dual_encoder import spreadout as spreadout
 from fedblend.models.feedforward import cnn as cnn
 from fedblend.models.feedforward import large_cnn as large_cnn
 from fedblend.models.feedforward import logistic as logistic

@@ -40,7 +40,6 @@ TABLES = {
     "dp_blt": "privacy",
     "dp_fedavg": "privacy",
     "dp_ftrl": "privacy",
-    "fedselect": "select",
     "mixed_fl": "central",
     "strata": "populations",
 }

@@ -14,11 +14,6 @@ from fedblend.transforms.downlink import downlink as downlink
 from fedblend.transforms.dp_blt import dp_blt as dp_blt
 from fedblend.transforms.dp_fedavg import dp_fedavg as dp_fedavg
 from fedblend.transforms.dp_ftrl import dp_ftrl as dp_ftrl
-from fedblend.transforms.fedselect import entries_touched as entries_touched
-from fedblend.transforms.fedselect import fedselect as fedselect
 from fedblend.transforms.local_dp import local_dp as local_dp
 from fedblend.transforms.mixed_fl import mixed_fl as mixed_fl
-from fedblend.transforms.partial_correction import (
-    partial_correction as partial_correction,
-)
 from fedblend.transforms.row_noise import row_noise as row_noise

@@ -144,7 +144,6 @@ class Admission:
             description: dict[str, Any] = {
                 "counts": {name: split.total for name, split in splits.items()},
                 "row": schema_hash(contract.row),
-                "rooms": contract.rooms(splits),
             }
             if contract.schema is not None:
                 description["statistics"] = self._statistics(policy, contract, splits)

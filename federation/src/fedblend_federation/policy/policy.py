@@ -70,9 +70,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-Disclosed = Literal[
-    "own_models", "select", "upload", "constants", "statistics", "batches"
-]
+Disclosed = Literal["own_models", "upload", "constants", "statistics", "batches"]
 
 
 class Accept(Table):
@@ -255,9 +253,6 @@ class Policy(Table):
             # Encoders scale what was clipped, and memories of both sides must agree.
             allowed = "no compression of clipped updates"
             return refusal_line("protect.clip", "compress", "a table", allowed)
-        if config.select is not None and "select" not in accept.discloses:
-            allowed = "the whole model; which rows of it a node uses is not disclosed"
-            return refusal_line("accept.discloses", "select", "a table", allowed)
         uploads = config.central is not None and config.central.upload
         if uploads and "upload" not in accept.discloses:
             allowed = "a model and no gradients beside it"

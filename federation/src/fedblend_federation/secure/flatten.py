@@ -109,7 +109,7 @@ def refusal(
     if jax.tree.leaves(request):
         return (
             "federation.secure: clients of this algorithm ask for parts of the message "
-            "([select], agnostic), which tells them apart; allowed: the same message "
+            "(agnostic), which tells them apart; allowed: the same message "
             "for all"
         )
     nodes = jax.tree.leaves(up, is_leaf=lambda node: isinstance(node, tuple(APART)))

@@ -246,13 +246,12 @@ class SavedCensus(NamedTuple):
         """As plain values."""
         if self.census is None:
             return {"repeated": self.repeated}
-        counts, rooms, known, withheld, absent, _ = self.census
+        counts, known, withheld, absent, _ = self.census
         constants = None
         if known is not None:
             constants = known.smooth.tolist(), known.convex.tolist(), known.exact
         return {
             "counts": {name: found.tolist() for name, found in counts.items()},
-            "rooms": rooms,
             "constants": constants,
             "withheld": withheld,
             "absent": absent,
@@ -274,7 +273,6 @@ def read_census(saved: Saved | None) -> SavedCensus:
             str(name): np.array([int(count) for count in found], np.int64)
             for name, found in about["counts"].items()
         }
-        rooms = {str(name): int(room) for name, room in about["rooms"].items()}
         constants = about["constants"]
         if constants is not None:
             smooth, convex, exact = constants
@@ -286,7 +284,7 @@ def read_census(saved: Saved | None) -> SavedCensus:
         )
         # An older checkpoint is one step behind.
         repeated = int(about["repeated"]) + bool(saved.damage)
-        census = Census(counts, rooms, constants, withheld, absent)
+        census = Census(counts, constants, withheld, absent)
         return SavedCensus(census, repeated)
     except DAMAGE as error:
         raise CheckpointError(

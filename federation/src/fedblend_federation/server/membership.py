@@ -262,8 +262,6 @@ class Description(NamedTuple):
 
     counts: dict[str, int]
     """Its rows in each split."""
-    rooms: dict[str, int]
-    """A bound on the rows that it uses, of each table of ``[select]``."""
     constants: tuple[float, float, bool] | None
     """L_i, mu_i and whether they are exact; None if the node withholds them."""
     statistics: Statistics | None = None
@@ -275,7 +273,6 @@ class Census(NamedTuple):
 
     counts: dict[str, np.ndarray]
     """Every client's rows in each split."""
-    rooms: dict[str, int]
     constants: Smoothness | None
     """None where the method does not use them, or a node withholds its own."""
     withheld: tuple[int, ...] = ()
@@ -303,11 +300,10 @@ class Descriptions:
 
     def accept(self, client: int, description: Mapping[str, Any]) -> str | None:
         """Why a node with this description is denied; None if it is accepted."""
-        clients, sizes = self.contract.clients, self.contract.table_sizes
+        clients = self.contract.clients
         if not 0 <= client < clients:
             return f"client {client} is not one of the {clients} of data.clients"
         counts: Any = description.get("counts")
-        rooms: Any = description.get("rooms", {})
         constants: Any = description.get("constants")
         if not _numbers(counts, self.contract.splits, 0) or counts["train"] < 1:
             return f"client {client} sends no usable numbers of rows"
@@ -316,10 +312,6 @@ class Descriptions:
             return f"client {client} has {claimed} rows, federation.max_rows is {most}"
         if description.get("row") != self.row:
             return f"client {client} has rows of another shape"
-        if not _numbers(rooms, sizes, 1) or any(
-            rooms[name] > size for name, size in sizes.items()
-        ):
-            return f"client {client} sends no usable numbers of rows that it uses"
         if constants is not None and not _usable(constants):
             return f"client {client} sends no usable constants"
         schema, statistics = self.contract.schema, None
@@ -336,10 +328,8 @@ class Descriptions:
             }
             if counts != before:
                 return f"client {client} has {counts} rows now, and began with {before}"
-            if any(rooms[name] > room for name, room in self.census.rooms.items()):
-                return f"client {client} uses more rows than it began with: {rooms}"
         own = None if constants is None else tuple(constants)
-        found = Description(dict(counts), dict(rooms), own, statistics)
+        found = Description(dict(counts), own, statistics)
         self.found[client] = found
         return None
 
@@ -391,14 +381,10 @@ class Descriptions:
             )
             for name in self.contract.splits
         }
-        rooms = {
-            name: max(one.rooms[name] for one in found.values())
-            for name in self.contract.table_sizes
-        }
         if not self.contract.uses_constants:
             known = [found[client].statistics for client in sorted(found)]
             told = tuple(one for one in known if one is not None)
-            return Census(counts, rooms, None, absent=absent, statistics=told)
+            return Census(counts, None, absent=absent, statistics=told)
         known = [found[c].constants if c in found else None for c in clients]
         withheld = tuple(c for c, own in enumerate(known) if own is None)
         constants = None
@@ -406,7 +392,7 @@ class Descriptions:
             smooth, convex, exact = zip(*filter(None, known), strict=True)
             numbers = np.array(smooth, float), np.array(convex, float)
             constants = Smoothness(*numbers, all(exact))
-        return Census(counts, rooms, constants, withheld, absent)
+        return Census(counts, constants, withheld, absent)
 
 
 def _numbers(found: Any, names: Any, least: int) -> bool:

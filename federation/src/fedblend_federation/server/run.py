@@ -257,4 +257,4 @@ def _facts(contract: Contract, census: Census) -> Facts:
                 f'{key}: "{value}" needs constants L_i of all nodes, and clients '
                 f"{list(census.withheld)} withhold theirs: accept.constants of a policy"
             )
-    return Facts(census.rooms, census.constants, contract.rates(census.constants))
+    return Facts(census.constants, contract.rates(census.constants))

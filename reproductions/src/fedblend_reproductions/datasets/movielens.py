@@ -38,7 +38,6 @@ ARCHIVE, ORDERED = "ml-1m.zip", "ratings_ordered.dat.xz"
     Size(rows=994169, classes=3953, clients=6040),
     "Research, not commercial, not to be passed on; Harper & Konstan 2015",
     needs=public_sets("movielens"),
-    model="dual_encoder",
     by_row=True,
 )
 @gate(length=COUNT, minimum=Number(least=2, whole=True))

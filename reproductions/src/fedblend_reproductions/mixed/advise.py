@@ -24,7 +24,6 @@ import numpy as np
 from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, load
-from fedblend.config.tables.select import select_rows
 from fedblend.config.theory_rates import theory_values
 from fedblend.core import Algorithm, Batch
 from fedblend.errors import ConfigError, InputError
@@ -86,8 +85,6 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
     table = config.central
     if table is None:
         raise ConfigError("central: is missing; there is no loss at the server to mix")
-    if table.penalty is not None:
-        raise ConfigError("central.penalty: advice needs rows of the server's own")
     if config.privacy is not None:
         raise ConfigError("privacy: trials on training rows are not private")
     if config.populations is not None:
@@ -237,8 +234,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         values["central.rate"] = factor * config.central.rate
     table = config.central.model_copy(update={"how": how})
     changed = config.model_copy(update={"central": table})
-    algorithm = rebuild(changed, built, values)
-    return select_rows(config, algorithm, [built.federated_data])
+    return rebuild(changed, built, values)
 
 
 def _failure(why: str) -> Trial:

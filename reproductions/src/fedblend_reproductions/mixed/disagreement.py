@@ -23,6 +23,7 @@ from fedblend_reproductions.mixed import (
     movies,
     text,
 )
+from fedblend_reproductions.mixed.dual_encoder import spreadout
 from fedblend_reproductions.mixed.task import Method, Task, mixed_fl, simulated
 from fedblend_reproductions.mixed.theory import disagreement
 from fedblend_reproductions.plots import panels
@@ -102,7 +103,7 @@ def on_movies(this: Task, strength: float) -> Case:
         part = jax.random.uniform(keys.named(key, "rows"), (rows,))
         row = starts[who] + jnp.floor(part * counts[who]).astype(starts.dtype)
         batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[row], train.examples)
-        pushed = jax.grad(fb.models.spreadout)(params, setting[1])
+        pushed = jax.grad(spreadout)(params, setting[1])
         return gradient_at(params, fb.Batch(batch)), pushed
 
     method = movies.mixed_fl(single, "one_way", adaptive=False)

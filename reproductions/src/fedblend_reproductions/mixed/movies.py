@@ -17,9 +17,16 @@ import optax
 import fedblend as fb
 from fedblend.data.dataset import generator
 from fedblend.data.federated import Shards
-from fedblend.transforms import central_loss, partial_correction
+from fedblend.transforms import central_loss
 from fedblend_reproductions.datasets import movielens
+from fedblend_reproductions.mixed.dual_encoder import (
+    dual_encoder,
+    dual_encoder_loss,
+    spreadout,
+)
+from fedblend_reproductions.mixed.fedselect import fedselect
 from fedblend_reproductions.mixed.operations import client_flops
+from fedblend_reproductions.mixed.partial_correction import partial_correction
 from fedblend_reproductions.mixed.task import How, Method, Task, simulated
 
 RATE = 0.25
@@ -58,8 +65,8 @@ def task(quick: bool) -> Task:
         return jax.tree.map(lambda leaf: leaf[rows], dataset.rows)
 
     held_out = sampled("tested", test), sampled("validated", validation)
-    model = fb.models.dual_encoder(dataset.outputs - 1)
-    loss = fb.models.dual_encoder_loss()
+    model = dual_encoder(dataset.outputs - 1)
+    loss = dual_encoder_loss()
     measures = {
         "loss": fb.metrics.mean_loss(loss),
         "recall@10": fb.metrics.recall_at(model.apply, 10),
@@ -111,7 +118,7 @@ def spreadout_of_pairs(params: Any, strength: Any) -> jax.Array:
 def baseline(
     of: Task,
     adaptive: bool,
-    spreadout: Callable[[Any, Any], jax.Array] = fb.models.spreadout,
+    penalty: Callable[[Any, Any], jax.Array] = spreadout,
 ) -> Method:
     """All losses on clients: they get the whole table and compute the spreadout."""
     ratio = of.weights[1] / of.weights[0]
@@ -120,7 +127,7 @@ def baseline(
         rate, strength = setting
 
         def loss(params, rows):
-            return of.loss(params, rows) + ratio * spreadout(params, strength)
+            return of.loss(params, rows) + ratio * penalty(params, strength)
 
         return _clients(of._replace(loss=loss), rate, adaptive)
 
@@ -130,7 +137,7 @@ def baseline(
 def alone(of: Task, adaptive: bool) -> Method:
     """FedAvg without the spreadout; clients get the rows that they use."""
     return Method(
-        lambda setting: fb.transforms.fedselect(
+        lambda setting: fedselect(
             _clients(of, setting[0], adaptive), of.federated_data, **TABLE
         ),
         *_on(of),
@@ -149,9 +156,7 @@ def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
         rate, strength = setting
         algorithm = fb.transforms.mixed_fl(
             _clients(of, rate, adaptive and not merging),
-            central_loss.parameter_loss(
-                lambda params: fb.models.spreadout(params, strength)
-            ),
+            central_loss.parameter_loss(lambda params: spreadout(params, strength)),
             how=how,
             weights=of.weights,
             steps=of.steps,
@@ -159,7 +164,7 @@ def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
         )
         # The spreadout has no gradient in the dense layer, so none is sent.
         short = partial_correction(algorithm, ["embedding"])
-        return fb.transforms.fedselect(short, of.federated_data, **TABLE)
+        return fedselect(short, of.federated_data, **TABLE)
 
     return Method(build, *_on(of))
 

@@ -7,7 +7,6 @@ has them; or they are in a file of their own. A part of them is for testing.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 from warnings import catch_warnings, simplefilter
 
@@ -17,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedblend import models, transforms
+from fedblend import transforms
 from fedblend.config.table import (
     Count,
     Fraction,
@@ -28,7 +27,6 @@ from fedblend.config.table import (
     Table,
     Values,
     Word,
-    arguments,
     exactly_one,
     refuse_first,
 )
@@ -46,9 +44,7 @@ from fedblend.data.partition import plain_arrays
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import ConfigError
-from fedblend.transforms.central_loss import parameter_loss, row_loss
-
-_OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")
+from fedblend.transforms.central_loss import row_loss
 
 
 class Central(Table):
@@ -58,8 +54,6 @@ class Central(Table):
     weight: Inside = 0.5
     classes: Annotated[list[Index], Field(min_length=1)] | None = None
     share: Inside | None = None
-    penalty: Literal["spreadout"] | None = None
-    strength: Positive | None = None
     file: Word | None = None
     target: Word | None = None
     test: Fraction = 0.2
@@ -80,11 +74,7 @@ class Central(Table):
 
     @model_validator(mode="after")
     def _goes_together(self) -> "Central":
-        if self.penalty is None:
-            refuse_first((self.strength is not None, "strength", "goes with penalty"))
-            exactly_one(self, "classes", "share", "file")
-        else:
-            self._refuse_given("is for rows, and a penalty needs none", *_OF_ROWS)
+        exactly_one(self, "classes", "share", "file")
         refuse_first(
             (
                 self.target is not None and self.file is None,
@@ -111,7 +101,7 @@ def set_aside(
     Raises:
         DataError: the rows cannot be divided so.
     """
-    if table is None or table.penalty is not None:
+    if table is None:
         return dataset, None
     if table.file is not None:
         if dataset.schema is not None:  # read when its preprocessing is known
@@ -143,7 +133,7 @@ def preprocess_server(
     Raises:
         DataError: seeds with splits of their own have a preprocessing of their own.
     """
-    if table is None or table.penalty is not None or dataset.schema is None:
+    if table is None or dataset.schema is None:
         return server
     if len(federations) > 1:
         raise DataError(
@@ -219,19 +209,12 @@ def mix_losses(
             "upload": table.upload,
         }
     central = row_loss(loss, table.batch_size)
-    if table.penalty is not None:
-        strength = arguments(models.spreadout, table, {})
-        central = parameter_loss(partial(models.spreadout, **strength))
     weights = 1 - table.weight, table.weight
     try:
         with catch_warnings():
             simplefilter("ignore")  # ``build`` has the text
-            made = transforms.mixed_fl(
+            return transforms.mixed_fl(
                 algorithm, central, how=table.how, weights=weights, **steps
             )
     except ValueError as error:
         raise ConfigError(f"central: {str(error).partition(': ')[2]}") from None
-    if table.penalty is None:
-        return made
-    # The dense layer is not part of the penalty, and its gradient need not be sent.
-    return transforms.partial_correction(made, ["embedding"])

@@ -62,7 +62,6 @@ def check_secure(config: "Config", clients: int) -> None:
     one = compress is not None and compress.masks == "one"
     for key, value, wrong, allowed in (
         ("run.reduction", run.reduction, run.reduction != "mean", "mean"),
-        ("select", "a table", config.select is not None, "the same message for all"),
         ("compress.compressor", name, name in APART and not one, SUMMED),
         (
             "compress.start",

@@ -28,7 +28,7 @@ from fedblend.config.table import (
 )
 from fedblend.config.tables.data import dataset_facts
 from fedblend.core import Loss
-from fedblend.data.dataset import DATASETS, Task
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError, InputError, SettingError
 from fedblend.extras import require
@@ -58,7 +58,6 @@ LOSSES = {
     "squared_error": LossFacts(("regression",), "values"),
     "sequence_cross_entropy": LossFacts(("sequence",), "classes"),
     "multilabel": LossFacts(("tags",), "tags"),
-    "hinge": LossFacts(("classes",), None),
 }
 USUAL_LOSSES = {
     "classes": "cross_entropy",
@@ -155,37 +154,10 @@ def usual_model(data: Content, adapters: bool) -> str:
 
 
 def check(config: "Config") -> None:
-    """Refuse adapters without a layer for them, and rows that are not looked up."""
-    name, data, central = config.model.name, config.data, config.central
-    penalty = None if central is None else central.penalty
-    looks_up, adapters = name == "dual_encoder", config.adapt is not None
-    known = DATASETS.get(str(data.source))
-    numbers = data.partition == "nodes" and data.kind == "classes"
-    numbers = numbers or (known is not None and known.model == "dual_encoder")
-    refuse_first(
-        (
-            adapters and name in LINEAR,
-            "adapt",
-            f"{name} has no layer before its last one",
-        ),
-        (
-            adapters and looks_up,
-            "adapt",
-            "the loss of dual_encoder reads its table itself",
-        ),
-        (
-            looks_up and not numbers,
-            "model.name",
-            '"dual_encoder" reads numbers of movies, as data.source = "movielens" has '
-            'them, or nodes with data.kind = "classes"',
-        ),
-        (
-            penalty is not None and not looks_up,
-            "central.penalty",
-            f'"{penalty}" is of the embeddings of dual_encoder, and the model is '
-            f"{name}",
-        ),
-    )
+    """Refuse adapters without a layer for them."""
+    name = config.model.name
+    wrong = config.adapt is not None and name in LINEAR
+    refuse_first((wrong, "adapt", f"{name} has no layer before its last one"))
 
 
 def reads_ranks(config: "Config") -> bool:
@@ -207,8 +179,7 @@ def losses_of(
 
     The latter has the l2 term. Its squared errors are in the unit of the task's scale.
     """
-    hinge, scale = name == "hinge", task.scale**2
-    plain = models.dual_encoder_loss() if hinge else getattr(losses, name)(apply)
+    plain, scale = getattr(losses, name)(apply), task.scale**2
     loss = plain
     if task.scale != 1:
         loss = lambda params, rows: plain(params, rows) / scale  # noqa: E731
@@ -217,8 +188,7 @@ def losses_of(
 
 def some_inputs(task: Task, precision: str) -> jax.ShapeDtypeStruct:
     """The shape of two rows of inputs."""
-    whole = task.numbers or task.kind == "sequence"
-    kind = jnp.int32 if whole else jnp.dtype(precision)
+    kind = jnp.int32 if task.kind == "sequence" else jnp.dtype(precision)
     return jax.ShapeDtypeStruct((2, *task.shape), kind)
 
 
@@ -326,7 +296,7 @@ def _import_model(
         return models.model_from(
             make,
             task.shape,
-            integers=task.numbers or task.kind == "sequence",
+            integers=task.kind == "sequence",
             precision=precision,
             switches=switches,
         )

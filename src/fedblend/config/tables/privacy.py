@@ -60,7 +60,7 @@ EXAMINED = {
         "width intercept activation heads kind kv_heads remat unroll vocabulary"
     ),
     "config": (
-        "version name data model algorithm adapt compress privacy central select "
+        "version name data model algorithm adapt compress privacy central "
         "populations attack protect run measure federation"
     ),
     "run": (
@@ -75,7 +75,7 @@ EXAMINED = {
     "adapt": "how base sha256 where dtype two rank alpha train seed length",
     "compress": "how compressor rate start masks down",
     "central": (
-        "how weight classes share penalty strength file target test steps batch_size "
+        "how weight classes share file target test steps batch_size "
         "rate merge upload"
     ),
     "federation": (
@@ -287,7 +287,6 @@ def _conditions(config: "Config", table: Privacy, raw: bool) -> list[tuple[bool,
             not federation.secure,
             "federation.secure rounds answers to fixed point, which is not examined",
         ),
-        (config.select is None, "[select] reveals which rows a client uses"),
         (how != "perm_k", '[compress] how = "perm_k" makes blocks n times as long'),
         (
             compress is None or compress.down is None,
@@ -302,7 +301,7 @@ def _conditions(config: "Config", table: Privacy, raw: bool) -> list[tuple[bool,
             "[compress] may make answers longer than a clip that is adaptive",
         ),
         (
-            central is None or bool(central.file or central.penalty),
+            central is None or central.file is not None,
             "[central] gives the server rows of the clients, without noise",
         ),
         (

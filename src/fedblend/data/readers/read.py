@@ -144,8 +144,6 @@ def read_new_rows(
     rows = rows if schema is not None else _reshape(rows, task, where, flat=flat)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
-    if task.numbers:
-        rows = _whole(rows, task, where)
     dataset = Dataset(
         (rows, targets_of(raw.targets, task, where)),
         task.kind,
@@ -190,7 +188,7 @@ def read_inputs(
     if not np.isfinite(rows).all():
         row = int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
         raise DataError(f"{where}: row {row} (counted from 0) is not finite")
-    return _whole(rows, task, where) if task.numbers else rows
+    return rows
 
 
 def read_raw(
@@ -325,15 +323,3 @@ def _reshape(rows: np.ndarray, task: Task, where: str, *, flat: bool) -> np.ndar
             f"{task.shape}"
         )
     return rows
-
-
-def _whole(rows: np.ndarray, task: Task, where: str) -> np.ndarray:
-    """Inputs that are class numbers, as integers."""
-    known = (rows == np.rint(rows)) & (rows >= 0) & (rows < task.outputs)
-    if not known.all():
-        place = tuple(np.argwhere(~known)[0])
-        raise DataError(
-            f"{where}: input {rows[place]:g} in row {place[0]} (counted from 0) is not "
-            f"a number in 0..{task.outputs - 1}"
-        )
-    return rows.astype(np.int32)

@@ -79,8 +79,8 @@ class Portable:
 
     @property
     def takes_numbers(self) -> bool:
-        """Whether inputs are class numbers, such as those of characters or movies."""
-        return self.task.kind == "sequence" or self.config.model.name == "dual_encoder"
+        """Whether inputs are class numbers, such as those of characters."""
+        return self.task.kind == "sequence"
 
     @property
     def probable(self) -> bool:

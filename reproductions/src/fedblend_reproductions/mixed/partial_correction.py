@@ -21,10 +21,8 @@ import jax
 
 from fedblend import trees
 from fedblend.core import Algorithm, Down
-from fedblend.registry import transform
 
 
-@transform()
 def partial_correction(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     """The wrapped algorithm, whose server sends its gradient of these parameters alone.
 

@@ -51,11 +51,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.batches import everything
-from fedblend.checks import Whole
+from fedblend.checks import Whole, gate
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard, Wire
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
-from fedblend.registry import transform
 from fedblend.transforms._compose import delta_of
 from fedblend.trees import leaves_by_path, map_with_path
 
@@ -135,7 +134,7 @@ def entries_touched(
     return total
 
 
-@transform(encodes=True)
+@gate()
 def fedselect(
     algorithm: Algorithm,
     federated_data: Annotated[FederatedData, FEDERATED_DATA],

@@ -9,15 +9,20 @@ import pytest
 
 import fedblend as fb
 from fedblend.core import Batch
-from fedblend.models.dual_encoder import DualEncoder
+from fedblend_reproductions.mixed.dual_encoder import (
+    DualEncoder,
+    dual_encoder,
+    dual_encoder_loss,
+    spreadout,
+)
 
 MOVIES, WIDTH = 12, 4
-model = fb.models.dual_encoder(MOVIES, width=WIDTH)
+model = dual_encoder(MOVIES, width=WIDTH)
 params = model.init(jax.random.key(1))
 contexts = np.array([[3, 7, 0], [5, 0, 0], [1, 2, 3], [0, 0, 0]], np.int32)
 labels = np.array([4, 12, 1, 6], np.int32)
-apply, loss = jax.jit(model.apply), jax.jit(fb.models.dual_encoder_loss())
-spread = jax.jit(jax.value_and_grad(fb.models.spreadout))
+apply, loss = jax.jit(model.apply), jax.jit(dual_encoder_loss())
+spread = jax.jit(jax.value_and_grad(spreadout))
 
 
 def unit(vector):
@@ -57,7 +62,7 @@ def test_a_large_cosine_costs_nothing():
 
 
 def test_movielens_has_63520_parameters():
-    shapes = jax.eval_shape(fb.models.dual_encoder().init, jax.random.key(0))
+    shapes = jax.eval_shape(dual_encoder().init, jax.random.key(0))
     assert fb.trees.size(shapes) == 3953 * 16 + 16 * 16 + 16
 
 
@@ -111,4 +116,4 @@ def test_a_blend_mixes_cosines():
 
 def test_sizes_are_checked():
     with pytest.raises(ValueError, match="dual_encoder: movies: 0 is not a whole"):
-        fb.models.dual_encoder(0)
+        dual_encoder(0)

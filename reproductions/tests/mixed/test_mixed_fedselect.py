@@ -16,11 +16,17 @@ from fedblend import compress
 from fedblend.core import Down, Ragged, Sender
 from fedblend.data.federated import Shards
 from fedblend.simulation import serialize
-from fedblend.transforms import entries_touched, fedselect
 from fedblend.transforms.central_loss import parameter_loss
-from fedblend.transforms.fedselect import (
+from fedblend_reproductions.mixed.dual_encoder import (
+    dual_encoder,
+    dual_encoder_loss,
+    spreadout,
+)
+from fedblend_reproductions.mixed.fedselect import (
     close_rows,
     count_rows,
+    entries_touched,
+    fedselect,
     gather,
     lacking,
     open_picked,
@@ -31,8 +37,8 @@ MOVIES, WIDTH, ROUNDS, CLIENTS = 24, 3, 4, 6
 DENSE = WIDTH * WIDTH + WIDTH
 TABLE: dict[str, Any] = {"rows": {"embedding": ("0", "1")}, "always": 1}
 WORK: dict[str, Any] = {"steps": np.array([3, 1, 2, 3, 4, 2]), "batch_size": 3}
-model = fb.models.dual_encoder(MOVIES, width=WIDTH)
-loss = fb.models.dual_encoder_loss()
+model = dual_encoder(MOVIES, width=WIDTH)
+loss = dual_encoder_loss()
 params = model.init(jax.random.key(0))
 
 
@@ -54,7 +60,7 @@ def movies(seed: int = 0, most: int = 9) -> fb.FederatedData:
 
 on = movies()
 AVERAGE = fb.fedavg(loss, fb.Work(0.5, **WORK))
-SPREAD = parameter_loss(lambda here: fb.models.spreadout(here, 0.3))
+SPREAD = parameter_loss(lambda here: spreadout(here, 0.3))
 ALGORITHMS = {
     "adam at the server": fb.algorithms.fedopt(
         loss, fb.Work(0.5, **WORK), optax.adam(0.05)

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.transforms import partial_correction
 from fedblend.transforms.central_loss import parameter_loss
+from fedblend_reproductions.mixed.dual_encoder import (
+    dual_encoder,
+    dual_encoder_loss,
+    spreadout,
+)
+from fedblend_reproductions.mixed.partial_correction import partial_correction
 
 MOVIES, WIDTH, ROUNDS, CLIENTS = 9, 2, 3, 4
 DENSE = WIDTH * WIDTH + WIDTH
@@ -17,9 +22,9 @@ rows = tuple(
     rng.integers(1, MOVIES + 1, shape).astype(np.int32) for shape in ((24, 3), (24,))
 )
 on = fb.federate(rows, np.split(np.arange(24), CLIENTS))
-model = fb.models.dual_encoder(MOVIES, width=WIDTH)
-inner = fb.fedavg(fb.models.dual_encoder_loss(), fb.Work(0.5, steps=2, batch_size=3))
-spread = parameter_loss(lambda here: fb.models.spreadout(here, 0.3))
+model = dual_encoder(MOVIES, width=WIDTH)
+inner = fb.fedavg(dual_encoder_loss(), fb.Work(0.5, steps=2, batch_size=3))
+spread = parameter_loss(lambda here: spreadout(here, 0.3))
 
 
 def run(algorithm):

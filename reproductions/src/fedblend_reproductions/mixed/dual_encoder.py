@@ -37,7 +37,7 @@ from fedblend.checks import COUNT, gate
 from fedblend.core import Loss, PyTree
 from fedblend.mixing import predict
 from fedblend.models.feedforward import Affine, affine, linear
-from fedblend.models.model import Model, Shape, model
+from fedblend.models.model import Model
 
 PAD = 0
 """The number that fills up a short context."""
@@ -53,16 +53,6 @@ class DualEncoder(NamedTuple):
     dense: Affine
 
 
-def _movies(shape: Shape, outputs: int) -> tuple[int]:
-    if len(shape) != 1:
-        raise ValueError(
-            f"dual_encoder: rows of shape {tuple(shape)} are no lists of numbers, "
-            "which are (length,)"
-        )
-    return (outputs - 1,)
-
-
-@model("next movie: embedding 16", _movies, head="dense", loss="hinge")
 @gate(movies=COUNT, width=COUNT)
 def dual_encoder(movies: int = 3952, *, width: int = 16, dtype=jnp.float32) -> Model:
     """Scores of all movies as the next one, [rows, movies + 1], cosines.
