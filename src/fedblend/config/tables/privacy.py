@@ -75,8 +75,7 @@ EXAMINED = {
     "adapt": "how base sha256 where dtype two rank alpha train seed length",
     "compress": "how compressor rate start masks down",
     "central": (
-        "how weight classes share file target test steps batch_size "
-        "rate merge upload"
+        "how weight classes share file target test steps batch_size rate merge upload"
     ),
     "federation": (
         "deadline resend attempts quorum spare longest_update longest_rest "
