@@ -192,23 +192,6 @@ def test_a_full_disk(capsys, monkeypatch):
     assert line == "results cannot be written: No space left on device"
 
 
-def test_init_for_a_table_then_run(capsys):
-    rows = [f"{'ab'[i % 2]},{i % 7},{i % 5},{i % 3 == 0}" for i in range(40)]
-    Path("rows").mkdir()
-    Path("rows/t.csv").write_text("\n".join(["who,x,y,ill", *rows]))
-    columns = ["--client", "who", "--target", "ill"]
-    asked = ["init", "mine.toml", "--data", "rows/t.csv", "--algorithm", "fedavg"]
-    assert "--target: is missing" in fails(capsys, *asked, *columns[:2])
-    assert "no such file" in fails(capsys, *asked[:3], "t.csv", *columns)
-    assert main([*asked, *columns]) == 0
-    quick = ["--set", "run.rounds=1", "--set", "measure.local=false"]
-    assert main(["run", "mine.toml", *quick]) == 0
-    assert "chosen" not in capsys.readouterr().err
-    assert (
-        tomllib.loads(Path("runs/mine/config.toml").read_text())["run"]["rounds"] == 1
-    )
-
-
 def test_a_run_says_what_it_chose(capsys):
     Path("four.toml").write_text("data.source = 'digits'\nalgorithm.name = 'fedavg'\n")
     quick = ["--set", "run.rounds=1", "--set", "measure.local=false"]

@@ -118,10 +118,10 @@ def test_personal_models_predict_and_are_exported(finished, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "row,prediction"
     assert [line.split(",")[0] for line in printed[1:]] == [str(i) for i in range(12)]
-    assert main(["export", "personal.safetensors", "--to", "npz"]) == 0
-    assert main(["predict", "personal.npz", "new.csv"]) == 0
+    assert main(["export", "personal.safetensors", "--to", "onnx"]) == 0
+    assert main(["predict", "personal.onnx", "new.csv"]) == 0
     assert capsys.readouterr().out.splitlines()[-13:] == printed
-    assert main(["export", "personal.safetensors", "--to", "npz"]) == 2
+    assert main(["export", "personal.safetensors", "--to", "onnx"]) == 2
     assert "not overwritten" in capsys.readouterr().err
     assert main(["export", "personal.safetensors", "--shared"]) == 2
     assert "is one model" in capsys.readouterr().err

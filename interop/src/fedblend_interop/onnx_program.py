@@ -74,7 +74,7 @@ def convert(
     if unknown:
         raise ExportError(
             f"onnx: there is no rule for {', '.join(unknown)}, which the model uses; "
-            "--to safetensors and --to npz export every model"
+            "--to safetensors exports every model"
         )
 
     def add(inputs: str) -> str:

@@ -16,7 +16,7 @@ def export(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a finished run, or a .safetensors or .npz file of a model.",
+            help="Folder of a finished run, or a .safetensors file of a model.",
         ),
     ],
     client: Annotated[
@@ -28,7 +28,7 @@ def export(
     ] = False,
     shared: Annotated[bool, typer.Option("--shared", help="The shared model.")] = False,
     to: Annotated[
-        str, option("safetensors, npz, onnx, torch or peft.", "FORMAT")
+        str, option("safetensors, onnx, torch or peft.", "FORMAT")
     ] = "safetensors",
     seed: Seed = None,
     imports: Imports = False,
@@ -87,7 +87,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="Folder of a run, or an exported .safetensors, .npz or .onnx file.",
+            help="Folder of a run, or an exported .safetensors or .onnx file.",
         ),
     ],
     table: Annotated[

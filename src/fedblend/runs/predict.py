@@ -20,7 +20,7 @@ from fedblend.errors import RunError
 from fedblend.extras import require
 from fedblend.runs.export.portable import Portable, read_portable
 
-SUFFIXES = (".safetensors", ".npz", ".onnx")
+SUFFIXES = (".safetensors", ".onnx")
 """The files that hold a model."""
 
 
@@ -55,7 +55,7 @@ class TablePredictions(NamedTuple):
 def predict_file(
     path: str | Path, source: Any, *, imports: bool = False
 ) -> TablePredictions:
-    """Predict the rows of a table by an exported .safetensors, .npz or .onnx file.
+    """Predict the rows of a table by an exported .safetensors or .onnx file.
 
     Args:
         path: the file.

@@ -11,7 +11,6 @@ from fedblend.errors import RunError, UserError
 from fedblend.extras import require
 from fedblend.runs.export.portable import (
     Portable,
-    npz_bytes,
     read_portable,
     safetensors_bytes,
 )
@@ -59,7 +58,6 @@ class Target(NamedTuple):
 
 FORMATS = {
     "safetensors": Target(".safetensors", safetensors_bytes),
-    "npz": Target(".npz", npz_bytes),
     "onnx": Target(".onnx", _onnx),
     "torch": Target(".torch.safetensors", _torch),
     "peft": Target(".peft", _peft),
@@ -81,7 +79,7 @@ def export_models(
     Args:
         run: a finished run.
         out: the folder of the files.
-        to: "safetensors", "npz", "onnx", "torch" or, for adapters, "peft".
+        to: "safetensors", "onnx", "torch" or, for adapters, "peft".
         clients: whose models, by id or name.
         shared: whether the shared model is written, too.
         seed: which seed of the run; the first if None.
@@ -122,7 +120,7 @@ def export_file(path: Path, out: Path, to: str, *, imports: bool = False) -> Pat
     """Write an exported or personalized model in another format.
 
     Args:
-        path: a .safetensors or .npz file.
+        path: a .safetensors file.
         out: the folder of the new file.
         to: see ``export_models``; "peft" is for runs.
         imports: whether code that the file names by import path may be imported.

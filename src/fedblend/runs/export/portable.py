@@ -2,17 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model with all that predicting needs, in memory or in a file.
 
-A .safetensors or .npz file has the parameters by name and, as metadata, the texts
-``config`` (TOML), ``task`` and ``preprocessing`` (JSON) and facts such as ``client``,
-``seed`` and ``round``. In an .npz file the metadata are the array ``metadata``, one
-JSON text. No file is ever unpickled, and none decides which code runs: one whose
+A .safetensors file has the parameters by name and, as metadata, the texts ``config``
+(TOML), ``task`` and ``preprocessing`` (JSON) and facts such as ``client``, ``seed`` and
+``round``. No file is ever unpickled, and none decides which code runs: one whose
 configuration names a model or an algorithm by import path is refused, unless the caller
 allows imports.
 """
 
-import io
 import json
-import zipfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,14 +28,12 @@ from fedblend.errors import InputError, RunError
 from fedblend.mixing import Apply, predict
 from fedblend.models import Model
 from fedblend.runs import run_folder
-from fedblend.simulation.serialize import WireError, name_leaves, pack, unpack
+from fedblend.simulation.serialize import WireError, pack, unpack
 from fedblend.trees import precision
 
 BATCH = 1024
 """Rows that are computed at once: memory does not grow with the table."""
 FORMAT = "fedblend model 1"
-METADATA = "metadata"
-"""The array of an .npz file that is no parameter."""
 PROBABLE = ("cross_entropy", "logistic", "sequence_cross_entropy", "multilabel")
 """Losses whose scores become probabilities."""
 
@@ -124,19 +119,8 @@ def safetensors_bytes(portable: Portable) -> bytes:
     return pack(portable.params, portable.metadata())
 
 
-def npz_bytes(portable: Portable) -> bytes:
-    """A model as the bytes of an .npz file."""
-    data = io.BytesIO()
-    leaves = {
-        name: np.asarray(leaf) for name, leaf in name_leaves(portable.params).items()
-    }
-    text = np.array(json.dumps(portable.metadata()))
-    np.savez(data, **{METADATA: text}, **leaves)  # pyright: ignore
-    return data.getvalue()
-
-
 def read_portable(path: Path, *, imports: bool = False) -> Portable:
-    """The model of a .safetensors or .npz file.
+    """The model of a .safetensors file.
 
     Args:
         path: the file.
@@ -146,18 +130,15 @@ def read_portable(path: Path, *, imports: bool = False) -> Portable:
         RunError: the file is not such a model, or it is damaged.
     """
     try:
-        data = path.read_bytes()
-        arrays, metadata = unpack(data) if path.suffix != ".npz" else _unzip(data)
+        arrays, metadata = unpack(path.read_bytes())
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
-    except MemoryError:
-        raise RunError(f"{path}: is damaged: an array that is too large") from None
-    except (WireError, ValueError, LookupError, zipfile.BadZipFile) as error:
+    except WireError as error:
         raise RunError(f"{path}: {error}") from None
     if metadata.get("format") != FORMAT:
         raise RunError(
             f"{path}: is not a model that fedblend export wrote for predictions; "
-            "--to safetensors, npz and onnx write such files"
+            "--to safetensors and --to onnx write such files"
         )
     portable = read_metadata(metadata, path, imports=imports)
     portable.params = run_folder.model_like(arrays, portable.shapes, path)
@@ -182,16 +163,3 @@ def read_metadata(
     texts = ("format", "config", "task", "preprocessing")
     facts = {name: text for name, text in metadata.items() if name not in texts}
     return Portable(config, task, None, fitted, facts)
-
-
-def _unzip(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    with zipfile.ZipFile(io.BytesIO(data)) as members:
-        # Exports are not compressed: a small file with much in it is none.
-        if sum(one.file_size for one in members.infolist()) > len(data):
-            raise ValueError("has more in it than an export of its size")
-    with np.load(io.BytesIO(data), allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
-    metadata = json.loads(str(arrays.pop(METADATA)))
-    if not isinstance(metadata, dict):
-        raise ValueError("its metadata are damaged")
-    return arrays, metadata
