@@ -293,9 +293,6 @@ def transformed(transform: str, base: str) -> fb.Algorithm:
     noisy = {"clip": 0.1, "noise": 1.0, "cohort": 3, "noise_from": "seed"}
     strategy = fb.theory.blt.Blt((0.75,), (0.6,))
     acting: dict[str, Callable[[fb.Algorithm], fb.Algorithm]] = {
-        "byzantine": lambda made: fb.transforms.byzantine(
-            made, "negate", attackers=np.arange(pairs.CLIENTS) < 1
-        ),
         "clip": lambda made: fb.transforms.clip(made, 0.1),
         "dp_blt": lambda made: fb.transforms.dp_blt(made, **noisy, strategy=strategy),
         "dp_fedavg": lambda made: fb.transforms.dp_fedavg(made, **noisy),

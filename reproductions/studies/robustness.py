@@ -26,8 +26,8 @@ here. Training alone has as many rounds as are best for the mean on a fifth of t
 training rows (``train_alone``). On mnist FedAvg, fine-tuned or not, and APFL.
 
 *Attackers.* A fifth of the clients, drawn by the seed. Attacks of
-``fb.transforms.byzantine``: negate by 1, 10 and 1000; scale by 10; noise of 10 times
-the update's norm; inner_product with factor 1. ``fb.data.flip_labels`` on the
+``byzantine``: negate by 1, 10 and 1000; scale by 10; noise of 10 times
+the update's norm; inner_product with factor 1. ``flip_labels`` on the
 attackers' training rows.
 
 *Reductions.* mean; median; trimmed_mean with trim 0.25, and with 0.1, which is less
@@ -80,6 +80,7 @@ from scipy.stats import binom
 
 import fedblend as fb
 from fedblend import trees
+from fedblend_reproductions.byzantine import byzantine, flip_labels
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "robustness"
@@ -160,9 +161,7 @@ def attacked(algorithm, lie):
     """The algorithm under all attacks, of which a replica has one, or none."""
     for kind in KINDS:
         who, factor = lie[kind]
-        algorithm = fb.transforms.byzantine(
-            algorithm, kind, attackers=who, factor=factor
-        )
+        algorithm = byzantine(algorithm, kind, attackers=who, factor=factor)
     return algorithm
 
 
@@ -313,7 +312,7 @@ class Federation:
             splits=["test"],
         ).complete()
         self.alone_right = [self.right(self.alone, at) for at in range(len(self.data))]
-        self.flipped = [fb.data.flip_labels(data, attackers=who) for data, who in drawn]
+        self.flipped = [flip_labels(data, attackers=who) for data, who in drawn]
         self.own = self.stacked(self.alone)
         self.own_flipped = self.stacked(
             fb.simulate(

@@ -6,8 +6,8 @@
 given, and writes the table of ``docs/pairs.md``; the tests compare both. A run is one
 compiled loop: all clients take part with equal weights, and the engine has no part.
 
-Transforms that only attack or protect are set so that nothing is lost: no client
-attacks, clips are large and the noise is 0. The loss of the server is that of all
+Transforms that only protect are set so that nothing is lost: clips are large and the
+noise is 0. The loss of the server is that of all
 clients, so that the optimum stays where it is.
 """
 
@@ -116,9 +116,6 @@ PRIVATE: dict[str, Any] = {
 }
 WITH = {
     "adaptive_clip": lambda made, on: transforms.adaptive_clip(made, 1.0),
-    "byzantine": lambda made, on: transforms.byzantine(
-        made, "negate", attackers=np.zeros(CLIENTS, bool)
-    ),
     "clip": lambda made, on: transforms.clip(made, 1e3),
     "common_mask": lambda made, on: transforms.common_mask(made, compress.rand_k(1)),
     "compressed": lambda made, on: transforms.compressed(made, compress.rand_k(1)),

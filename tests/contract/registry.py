@@ -216,12 +216,6 @@ ENCODERS = {
     "one mask, diana": lambda algorithm, p: fb.transforms.common_mask(
         algorithm, compress.rand_k(2), how=fb.transforms.diana
     ),
-    "byzantine": lambda algorithm, p: fb.transforms.byzantine(
-        algorithm, "noise", attackers=np.arange(len(COUNTS)) < 2
-    ),
-    "inner product": lambda algorithm, p: fb.transforms.byzantine(
-        algorithm, "inner_product", attackers=np.arange(len(COUNTS)) < 2
-    ),
     "clipped": lambda algorithm, p: fb.transforms.adaptive_clip(algorithm, 0.1),
     "downlink": lambda algorithm, p: fb.transforms.downlink(
         algorithm, compress.top_k(2)
@@ -295,8 +289,6 @@ CASES = ALGORITHMS | {
         "ef21(fedavg)",
         "ef21(scaffold)",
         "mixed(scaffold)",
-        "byzantine(flix(scaffold))",
-        "inner product(apfl)",
     )
 }
 """What is compiled and run."""
@@ -338,7 +330,6 @@ EVERYONE = tuple(name for name in CASES if _built(name).needs.everyone)
 ENROLLING = (
     "flix(scaffold)",
     "diana, first(flix(scaffold))",
-    "byzantine(flix(scaffold))",
     *filter(_joins, BY_EXAMPLE),
 )
 """Cases whose clients all send something before the first round."""

@@ -13,6 +13,7 @@ from scipy.stats import norm
 import fedblend as fb
 import problems
 from fedblend.simulation import aggregators
+from fedblend_reproductions.byzantine import byzantine
 
 RNG = np.random.default_rng(0)
 VALUES = RNG.standard_normal((9, 2, 3)).astype(np.float32)
@@ -166,7 +167,7 @@ FEDAVG = fb.fedavg(ON.loss, fb.Work(RATE, steps=1, batch_size=None))
 def error(attack, factor, attackers, **settings):
     """The largest error of a coordinate in the end."""
     who = np.arange(CLIENTS) < attackers
-    algorithm = fb.transforms.byzantine(FEDAVG, attack, attackers=who, factor=factor)
+    algorithm = byzantine(FEDAVG, attack, attackers=who, factor=factor)
     usual: dict[str, Any] = {"rounds": ROUNDS, "every": ROUNDS}
     run = fb.simulate(
         algorithm, ON.params, ON.federated_data, jax.random.key(0), **usual, **settings
@@ -264,7 +265,7 @@ def started(reduction, attackers: int, **settings) -> np.ndarray:
     flix = fb.flix(ON.loss, lambda loss: FEDAVG, alpha=0.5, local=local)
     who = np.arange(CLIENTS) < attackers
     run = fb.simulate(
-        fb.transforms.byzantine(flix, "negate", attackers=who, factor=HUGE),
+        byzantine(flix, "negate", attackers=who, factor=HUGE),
         ON.params,
         ON.federated_data,
         jax.random.key(0),

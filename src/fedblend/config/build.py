@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import transforms, trees
+from fedblend import trees
 from fedblend.algorithms.local_only import local_only
 from fedblend.checks import matches
 from fedblend.config import theory_rates
 from fedblend.config.config import Config
 from fedblend.config.table import NO_VALUES, Values, check_lists, values_inside
-from fedblend.config.tables import attack, central, compress, data, privacy
+from fedblend.config.tables import central, compress, data, privacy
 from fedblend.config.tables.measure import measures_of
 from fedblend.config.tables.model import (
     loss_name,
@@ -150,8 +150,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     )
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
-    honest, unseen = data.hold_out(config.data, dataset, parts, splits)
-    federations = attack.flip_labels(config.attack, honest)
+    federations, unseen = data.hold_out(config.data, dataset, parts, splits)
     server = central.preprocess_server(
         config.central, server, whole, config.data.target, config.data.seed, federations
     )
@@ -359,19 +358,13 @@ def apply_tables(
         ConfigError: what the tables ask for does not go together.
     """
     options = config.algorithm
-    for key in ("attack", "privacy", "central", "compress"):
+    for key in ("privacy", "central", "compress"):
         if getattr(config, key) is not None and not options.entry.sends:
             raise ConfigError(f"{key}: {options.name} sends nothing; leave it out")
         if getattr(config, key) is not None and options.entry.encodes:
             raise ConfigError(
                 f"{key}: {options.name} compresses what it sends itself; leave it out"
             )
-    lies = config.attack
-    if lies is not None and lies.how != "flip_labels":
-        who = lies.attackers(clients)
-        algorithm = transforms.byzantine(
-            algorithm, lies.how, attackers=who, factor=lies.factor
-        )
     if config.privacy is not None:
         algorithm = privacy.add_noise(config, algorithm, cohort)
     if config.central is not None:

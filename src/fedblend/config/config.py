@@ -31,7 +31,6 @@ from fedblend.config.table import (
 )
 from fedblend.config.tables import adapt, algorithm, data, model
 from fedblend.config.tables.adapt import Adapt
-from fedblend.config.tables.attack import Attack
 from fedblend.config.tables.central import Central
 from fedblend.config.tables.compress import Compress
 from fedblend.config.tables.federation import Federation, check_secure
@@ -71,7 +70,6 @@ class Config(Table):
     privacy: Privacy | None = None
     central: Central | None = None
     populations: Populations | None = None
-    attack: Attack | None = None
     protect: Protect | None = None
     run: RunTable
     measure: Measure = Measure()
@@ -118,11 +116,6 @@ class Config(Table):
                     ("sampling", "its cohorts have a fixed size"),
                     ("until", "its server does not know f~ and takes run.rounds"),
                 )
-            ),
-            (
-                federated and self.attack is not None,
-                "attack",
-                "is not for a federation; it makes clients of a simulation lie",
             ),
             (
                 hidden is not None

@@ -13,7 +13,6 @@ from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessin
 from fedblend.data.readers.read import read as read
 from fedblend.data.shards import open_shards as open_shards
 from fedblend.data.shards import write_shards as write_shards
-from fedblend.data.variants import flip_labels as flip_labels
 from fedblend.data.variants import folds as folds
 from fedblend.data.variants import split_clients as split_clients
 from fedblend.extras import find_elsewhere

@@ -1,14 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Federated data from others: folds, unseen clients, several as one, false labels."""
+"""Federated data from others: folds, unseen clients, several as one."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import jax
 import numpy as np
 
-from fedblend.checks import CHANCE, MASK, WHOLE, Number, gate
+from fedblend.checks import CHANCE, WHOLE, Number, gate
 from fedblend.data.dataset import DataError, generator
 from fedblend.data.federated import (
     FEDERATED_DATA,
@@ -17,7 +16,6 @@ from fedblend.data.federated import (
     gather,
     join_rows,
 )
-from fedblend.errors import UserError
 
 SEVERAL = Number(least=2, whole=True)
 
@@ -128,46 +126,3 @@ def concatenate(datasets: Mapping[str, FederatedData]) -> FederatedData:
         for client in range(part.clients)
     )
     return FederatedData(**joined, names=names)
-
-
-@gate(federated_data=FEDERATED_DATA, attackers=MASK)
-def flip_labels(
-    federated_data: FederatedData, *, attackers: np.ndarray | jax.Array | Sequence[bool]
-) -> FederatedData:
-    """The same data, with the labels of the attackers' training rows in reverse order.
-
-    The smallest class of all training rows becomes the largest, the next one the next:
-    of classes 0 to C - 1, y becomes C - 1 - y. Rows for validation and test stay.
-
-    Reference: Biggio, Nelson, Laskov, "Support vector machines under adversarial label
-    noise", ACML 2011; Fang, Cao, Jia, Gong, "Local model poisoning attacks to
-    Byzantine-robust federated learning", USENIX Security 2020, arXiv:1911.11815.
-
-    Args:
-        federated_data: the clients; examples are (inputs, labels).
-        attackers: whose labels are flipped: an array over clients of True and False.
-
-    >>> import fedblend as fb
-    >>> data = fb.federate((np.zeros((4, 1)), np.array([0, 1, 2, 2])), [[0, 1], [2, 3]])
-    >>> sorted(flip_labels(data, attackers=[True, False]).train.rows(0)[1].tolist())
-    [1, 2]
-    """
-    train, attack = federated_data.train, np.asarray(attackers)
-    inputs, labels, *others = train.examples
-    classes = np.unique(labels)
-    whole = np.issubdtype(labels.dtype, np.integer)
-    if labels.ndim != 1 or not (whole or len(classes) == 2):
-        allowed = "labels of classes, one for each row"
-        said = f"{labels.dtype} of shape {labels.shape}"
-        raise UserError("flip_labels: federated_data", labels, allowed, said)
-    if len(attack) != federated_data.clients:
-        allowed = f"one for each of the {federated_data.clients} clients"
-        raise UserError("flip_labels: attackers", attack, allowed)
-    flipped = np.array(labels)
-    for start, count in zip(train.starts[attack], train.counts[attack], strict=True):
-        own = slice(start, start + count)
-        flipped[own] = classes[0] + classes[-1] - labels[own]
-    examples = (inputs, flipped, *others)
-    return dataclasses.replace(
-        federated_data, train=dataclasses.replace(train, examples=examples)
-    )

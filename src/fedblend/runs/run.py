@@ -36,7 +36,6 @@ from fedblend.simulation.stores.client_store import make_storage
 from fedblend.trees import precision
 
 TABLES = {
-    "byzantine": "attack",
     "dp_blt": "privacy",
     "dp_fedavg": "privacy",
     "dp_ftrl": "privacy",
@@ -346,14 +345,13 @@ def work_alone(config: Config) -> dict[str, Any] | None:
     """All keys that training alone depends on; None where nobody trains alone."""
     if not config.measure.local or not config.algorithm.entry.sends:
         return None
-    options, central, lies = config.algorithm, config.central, config.attack
+    options, central = config.algorithm, config.central
     work = set(LocalWork.model_fields)
     if isinstance(config.measure.local_rate, float):
         work -= RATE
     return {
         "data": config.data.model_dump(),
         "central": {key: getattr(central, key, None) for key in ROWS},
-        "attack": lies.model_dump() if lies and lies.how == "flip_labels" else None,
         "model": config.model.model_dump(),
         "algorithm": {key: getattr(options, key) for key in sorted(work)},
         "run": config.run.model_dump(exclude={*NOT_ALONE, "keep_personal"}),

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transforms: functions from an algorithm to an algorithm, one file each."""
 
-from fedblend.transforms.byzantine import byzantine as byzantine
 from fedblend.transforms.clip import adaptive_clip as adaptive_clip
 from fedblend.transforms.clip import clip as clip
 from fedblend.transforms.compressed import common_mask as common_mask

@@ -61,7 +61,7 @@ EXAMINED = {
     ),
     "config": (
         "version name data model algorithm adapt compress privacy central "
-        "populations attack protect run measure federation"
+        "populations protect run measure federation"
     ),
     "run": (
         "rounds cohort epoch separation sampling seed every weights chunk devices "
@@ -281,7 +281,6 @@ def _conditions(config: "Config", table: Privacy, raw: bool) -> list[tuple[bool,
         (run.reduction == "mean", f'run.reduction = "{run.reduction}" is no sum'),
         (run.weights in (None, "uniform"), "run.weights are not uniform"),
         (config.populations is None, "[populations] weigh clients differently"),
-        (config.attack is None, "[attack] makes clients lie, and is not examined"),
         (
             not federation.secure,
             "federation.secure rounds answers to fixed point, which is not examined",

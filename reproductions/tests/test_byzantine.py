@@ -12,8 +12,8 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import compress
-from fedblend.transforms.byzantine import FACTORS
 from fedblend.trees import precision
+from fedblend_reproductions.byzantine import FACTORS, byzantine
 
 CLIENTS = len(problems.COUNTS)
 NOBODY = np.zeros(CLIENTS, bool)
@@ -53,9 +53,7 @@ def test_without_attackers_it_is_the_same_run_to_the_bit(attack, reduction):
     plain = fb.apfl(on.loss, fb.Work(RATE, steps=2, batch_size=2), alpha=0.5)
     settings: dict[str, Any] = {"reduction": reduction, "cohort": 5}
     honest = run(on, plain, **settings)
-    wrapped = run(
-        on, fb.transforms.byzantine(plain, attack, attackers=NOBODY), **settings
-    )
+    wrapped = run(on, byzantine(plain, attack, attackers=NOBODY), **settings)
     same(wrapped.shared, honest.shared)
     for client in range(CLIENTS):
         same(wrapped.personal(client), honest.personal(client))
@@ -96,9 +94,7 @@ REDUCE = {
 def test_attacks_are_numpys(attack, factor, reduction):
     with precision("float64"):
         on = problems.quadratics()
-        attacked = fb.transforms.byzantine(
-            descent(on), attack, attackers=TWO, factor=factor
-        )
+        attacked = byzantine(descent(on), attack, attackers=TWO, factor=factor)
         middle = fb.trimmed_mean(0.2) if reduction == "trimmed_mean" else reduction
         done = run(on, attacked, weights="uniform", reduction=middle)
         expected = by_hand(on, attack, factor, REDUCE[reduction])
@@ -109,7 +105,7 @@ def test_attacks_are_numpys(attack, factor, reduction):
 @pytest.mark.slow
 def test_noise_has_the_length_of_the_update_and_is_new_for_everybody():
     on = problems.means(dim=400)
-    attacked = fb.transforms.byzantine(descent(on), "noise", attackers=TWO, factor=3.0)
+    attacked = byzantine(descent(on), "noise", attackers=TWO, factor=3.0)
     down, _ = attacked.start(on.params, fb.Aggregate((), 1.0, 7), None, KEY)  # pyright: ignore
 
     def sent(algorithm, client, key):
@@ -137,7 +133,7 @@ def test_all_that_travels_is_changed_and_no_state():
     """SCAFFOLD's change of a control variate, FLIX's local model at enrollment."""
     on = problems.quadratics()
     plain = fb.scaffold(on.loss, fb.Work(RATE, **full))
-    attacked = fb.transforms.byzantine(plain, "negate", attackers=TWO, factor=2.0)
+    attacked = byzantine(plain, "negate", attackers=TWO, factor=2.0)
     one, other = (run(on, of, rounds=1) for of in (plain, attacked))
     same(one.client(1), other.client(1))
     both = [plain.start(on.params, fb.Aggregate((), 1.0, 7), None, KEY)[0]] * 2  # pyright: ignore
@@ -151,7 +147,7 @@ def test_all_that_travels_is_changed_and_no_state():
     assert jax.tree.leaves(lie.extra)
     local = fb.solvers.gradient_descent(on.loss, 5.0, most=3)
     flix = fb.flix(on.loss, lambda loss: descent(on), alpha=0.5, local=local)
-    attacked = fb.transforms.byzantine(flix, "scale", attackers=TWO)
+    attacked = byzantine(flix, "scale", attackers=TWO)
     ((_, (sent, weight)), _) = flix.enroll(on.params, shard, KEY)
     ((_, (more, heavier)), _) = attacked.enroll(on.params, shard, KEY)
     same(10 * sent, more)
@@ -162,10 +158,10 @@ def test_a_server_that_clips_bounds_attackers_and_one_that_trusts_does_not():
     on = problems.quadratics()
     bounded, trusting = (
         fb.transforms.clip(
-            fb.transforms.byzantine(descent(on), "scale", attackers=TWO, factor=1e6),
+            byzantine(descent(on), "scale", attackers=TWO, factor=1e6),
             0.1,
         ),
-        fb.transforms.byzantine(
+        byzantine(
             fb.transforms.clip(descent(on), 0.1), "scale", attackers=TWO, factor=1e6
         ),
     )
@@ -181,11 +177,11 @@ def test_attackers_and_factors_of_a_sweep_are_one_program():
     over = {"attackers": np.stack([NOBODY, TWO, TWO]), "factor": np.array([1.0, 1, 5])}
 
     def build(each):
-        return fb.transforms.byzantine(descent(on), "negate", **each)
+        return byzantine(descent(on), "negate", **each)
 
     swept = run(on, build, over=over)
     for replica, (attackers, factor) in enumerate([(NOBODY, 1), (TWO, 1), (TWO, 5)]):
-        lone = fb.transforms.byzantine(
+        lone = byzantine(
             descent(on), "negate", attackers=attackers, factor=float(factor)
         )
         # Mapped programs may round otherwise: float32, on numbers of size 1.
@@ -204,7 +200,7 @@ def test_attackers_and_factors_of_a_sweep_are_one_program():
 )
 def test_encoders_go_around(encoder, attack):
     on = problems.quadratics()
-    attacked = fb.transforms.byzantine(descent(on), attack, attackers=TWO)
+    attacked = byzantine(descent(on), attack, attackers=TWO)
     encoded = encoder(attacked, compress.natural())
     usual = (encoded, on.params, on.federated_data, KEY)
     assert fb.simulate(*usual, rounds=1).message_bits.up == 8 * 4
@@ -227,15 +223,15 @@ def test_what_is_no_attack_is_refused_in_one_line(given, line):
     on = problems.quadratics()
     good = {"attack": "negate", "attackers": TWO}
     with pytest.raises(ValueError, match=line):
-        run(on, fb.transforms.byzantine(descent(on), **{**good, **given}))
+        run(on, byzantine(descent(on), **{**good, **given}))
 
 
 def test_what_cannot_be_attacked_is_refused():
     on = problems.quadratics()
     with pytest.raises(ValueError, match=r"^byzantine: .* are encoded already"):
         sparse = fb.transforms.compressed(descent(on), compress.rand_k(1))
-        run(on, fb.transforms.byzantine(sparse, "negate", attackers=TWO))
+        run(on, byzantine(sparse, "negate", attackers=TWO))
     alone = fb.local_only(on.loss, fb.Work(RATE, **full))
     for attack in ("negate", "inner_product"):
         with pytest.raises(ValueError, match=r"^byzantine: .* send no update"):
-            run(on, fb.transforms.byzantine(alone, attack, attackers=TWO))
+            run(on, byzantine(alone, attack, attackers=TWO))

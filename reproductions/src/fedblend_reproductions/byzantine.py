@@ -34,6 +34,7 @@ UAI 2019, arXiv:1903.03936; Baruch, Baruch, Goldberg, "A little is enough: circu
 defenses for distributed learning", NeurIPS 2019, arXiv:1902.06156.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -43,9 +44,10 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.batches import client_entry
-from fedblend.checks import MASK, Number, words
+from fedblend.checks import MASK, Number, gate, words
 from fedblend.core import Algorithm, Key, PyTree, is_ragged
-from fedblend.registry import transform
+from fedblend.data.federated import FEDERATED_DATA, FederatedData
+from fedblend.errors import UserError
 from fedblend.transforms._compose import delta_of, wrap_inner_state
 
 FACTORS = {"negate": 1.0, "scale": 10.0, "noise": 1.0, "inner_product": 1.0}
@@ -62,7 +64,7 @@ class ByzantineClient(NamedTuple):
     last: PyTree
 
 
-@transform()
+@gate()
 def byzantine(
     algorithm: Algorithm,
     attack: Annotated[str, words(*FACTORS)],
@@ -127,3 +129,46 @@ def _change(attack: str, factor: float, message: PyTree, key: Key) -> PyTree:
 
     changed = [other(*pair) for pair in zip(leaves, draws, strict=False)]
     return jax.tree.unflatten(structure, changed)
+
+
+@gate(federated_data=FEDERATED_DATA, attackers=MASK)
+def flip_labels(
+    federated_data: FederatedData, *, attackers: np.ndarray | jax.Array | Sequence[bool]
+) -> FederatedData:
+    """The same data, with the labels of the attackers' training rows in reverse order.
+
+    The smallest class of all training rows becomes the largest, the next one the next:
+    of classes 0 to C - 1, y becomes C - 1 - y. Rows for validation and test stay.
+
+    Reference: Biggio, Nelson, Laskov, "Support vector machines under adversarial label
+    noise", ACML 2011; Fang, Cao, Jia, Gong, "Local model poisoning attacks to
+    Byzantine-robust federated learning", USENIX Security 2020, arXiv:1911.11815.
+
+    Args:
+        federated_data: the clients; examples are (inputs, labels).
+        attackers: whose labels are flipped: an array over clients of True and False.
+
+    >>> import fedblend as fb
+    >>> data = fb.federate((np.zeros((4, 1)), np.array([0, 1, 2, 2])), [[0, 1], [2, 3]])
+    >>> sorted(flip_labels(data, attackers=[True, False]).train.rows(0)[1].tolist())
+    [1, 2]
+    """
+    train, attack = federated_data.train, np.asarray(attackers)
+    inputs, labels, *others = train.examples
+    classes = np.unique(labels)
+    whole = np.issubdtype(labels.dtype, np.integer)
+    if labels.ndim != 1 or not (whole or len(classes) == 2):
+        allowed = "labels of classes, one for each row"
+        said = f"{labels.dtype} of shape {labels.shape}"
+        raise UserError("flip_labels: federated_data", labels, allowed, said)
+    if len(attack) != federated_data.clients:
+        allowed = f"one for each of the {federated_data.clients} clients"
+        raise UserError("flip_labels: attackers", attack, allowed)
+    flipped = np.array(labels)
+    for start, count in zip(train.starts[attack], train.counts[attack], strict=True):
+        own = slice(start, start + count)
+        flipped[own] = classes[0] + classes[-1] - labels[own]
+    examples = (inputs, flipped, *others)
+    return dataclasses.replace(
+        federated_data, train=dataclasses.replace(train, examples=examples)
+    )

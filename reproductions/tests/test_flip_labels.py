@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend_reproductions.byzantine import flip_labels
 
 LABELS = np.arange(40, dtype=np.int32) % 4
 PARTS = np.split(np.arange(40), 5)
@@ -19,7 +20,7 @@ def data(labels=LABELS):
 
 def test_labels_of_the_attackers_training_rows_are_reversed():
     honest = data()
-    flipped = fb.data.flip_labels(honest, attackers=WHO)
+    flipped = flip_labels(honest, attackers=WHO)
     for client in range(5):
         rows, labels = flipped.train.rows(client)
         before, own = honest.train.rows(client)
@@ -33,7 +34,7 @@ def test_labels_of_the_attackers_training_rows_are_reversed():
 def test_held_out_training_rows_of_attackers_stay():
     """Validation rows may lie in the same arrays as training rows."""
     held = data().holding_out(0.3)
-    flipped = fb.data.flip_labels(held, attackers=WHO)
+    flipped = flip_labels(held, attackers=WHO)
     assert held.validation is not None and flipped.validation is not None
     for client in range(5):
         np.testing.assert_array_equal(
@@ -45,13 +46,13 @@ def test_held_out_training_rows_of_attackers_stay():
 @pytest.mark.parametrize("low", [0.0, -1.0])
 def test_two_real_labels_change_places(low):
     labels = np.where(LABELS > 1, 1.0, low)
-    honest, flipped = data(labels), fb.data.flip_labels(data(labels), attackers=WHO)
+    honest, flipped = data(labels), flip_labels(data(labels), attackers=WHO)
     expected = 1 + low - honest.train.rows(4)[1]
     np.testing.assert_array_equal(flipped.train.rows(4)[1], expected)
 
 
 def test_nobody_flips_where_nobody_attacks():
-    flipped = fb.data.flip_labels(data(), attackers=np.zeros(5, bool))
+    flipped = flip_labels(data(), attackers=np.zeros(5, bool))
     np.testing.assert_array_equal(flipped.train.examples[1], data().train.examples[1])
 
 
@@ -70,4 +71,4 @@ def test_nobody_flips_where_nobody_attacks():
 )
 def test_what_cannot_be_flipped_is_refused(labels, who, line):
     with pytest.raises(ValueError, match=line):
-        fb.data.flip_labels(data(labels), attackers=who)
+        flip_labels(data(labels), attackers=who)
