@@ -89,8 +89,6 @@ def arguments(name: str, loss: Loss, work: Work, clients: int) -> dict[str, Any]
             given[key] = fb.solvers.gradient_descent(loss, 5.0, most=3)
         if key in given and rule == COMPRESSOR:
             given[key] = fb.compress.rand_k(2)
-    if "features" in entry.parameters:
-        given["features"] = lambda params, inputs: inputs.reshape(len(inputs), -1)
     if "clients" in entry.parameters:
         given["clients"] = clients
     if "algorithm" in entry.parameters:

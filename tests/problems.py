@@ -6,9 +6,8 @@
 ``means``: every client wants its own mean, all curvatures are 1.
 ``classes``: softmax regression on blobs, two layers of named parameters.
 ``adapted``: the same rows, and a network with a frozen base and adapters.
-``several``: any of these for an ensemble of two models; ``shifted``: with a shift;
-``beside_rows``: the loss also takes a model beside rows of a client; ``factored``: over
-factors of an adapter; ``paired``: over two sets of parameters.
+``several``: any of these for an ensemble of two models; ``factored``: over the factors
+of an adapter; ``paired``: over two sets of parameters.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from fedblend import trees
 from fedblend.data.datasets.built_in import quadratic_loss
 from fedblend.data.federated import Shards
 from fedblend.losses import cross_entropy
-from fedblend.mixing import Neighbors
 
 COUNTS = (3, 1, 4, 2, 5, 2, 1)
 """Rows of each client: all different from the capacity but one, and coprime."""
@@ -166,31 +164,6 @@ def several(problem: Problem) -> Problem:
     models = jax.tree.map(two, problem.params)
     weights = jnp.zeros(2, jnp.result_type(*jax.tree.leaves(models)))
     return problem._replace(loss=loss, params=fb.models.Ensemble(weights, models))
-
-
-def shifted(problem: Problem) -> Problem:
-    """The same rows for a model whose features, the inputs, are shifted."""
-    inputs = problem.federated_data.train.examples[0]
-    params = problem.params
-    shift = jnp.zeros(inputs[0].size, jnp.result_type(*jax.tree.leaves(params)))
-
-    def loss(params, rows):
-        inputs = rows[0] + params.shift.reshape(1, *rows[0].shape[1:])
-        return problem.loss(params.model, (inputs, *rows[1:]))
-
-    return problem._replace(loss=loss, params=fb.models.Shifted(params, shift))
-
-
-def beside_rows(problem: Problem) -> Problem:
-    """The same problem, where rows of a client have the probability 1/2 each."""
-
-    def loss(params, rows):
-        if not isinstance(params, Neighbors):
-            return problem.loss(params, rows)
-        chance = jnp.exp(-problem.loss(params.shared, rows))
-        return -jnp.log(params.alpha * chance + (1 - params.alpha) / 2)
-
-    return problem._replace(loss=loss)
 
 
 def client_matrices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,6 @@ from fedblend.models import (
     Prefixed,
     build,
     set_products,
-    shifted,
     text_classifier,
     transformer,
 )
@@ -205,8 +204,6 @@ def test_the_halves_make_the_whole(kind):
     found, halves, whole = both(drawn(model))
     assert found.shape == ((3, 8) if KINDS[kind].classes else (3, 6, 8))
     np.testing.assert_array_equal(halves, whole)
-    moved = jax.eval_shape(shifted(model, (6,)).init, KEY)
-    assert moved.shift.shape == found.shape[1:]
 
 
 @pytest.mark.parametrize(

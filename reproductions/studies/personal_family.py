@@ -17,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
+from fedblend_reproductions import feddbe as dbe
+from fedblend_reproductions import knn_per as knn
 
 RATES = (0.05, 0.2, 0.5)
 CLIENTS, WIDTH = 20, 32
 NETWORK = fb.models.mlp(64, 10, hidden=(WIDTH,))
 THREE = fb.models.ensemble(NETWORK, 3)
-NEAR = fb.models.neighbors(NETWORK)
-SHIFTED = fb.models.shifted(NETWORK, (8, 8, 1))
+NEAR = knn.neighbors(NETWORK)
+SHIFTED = dbe.shifted(NETWORK, (8, 8, 1))
 
 
 def finetuned(loss, work):
@@ -40,23 +42,21 @@ def feddbe(loss, work):
     """With the strength 1."""
     features = SHIFTED.features
     assert features is not None
-    return fb.algorithms.feddbe(loss, work, features=features, kappa=1.0)
+    return dbe.feddbe(loss, work, features=features, kappa=1.0)
 
 
 def knn_per(loss, work):
     """FedAvg, beside the ten nearest rows."""
     features = NEAR.features
     assert features is not None
-    return fb.algorithms.knn_per(fb.fedavg(loss, work), loss, features=features)
+    return knn.knn_per(fb.fedavg(loss, work), loss, features=features)
 
 
 def sharp_knn_per(loss, work):
     """The same, with votes that fall faster with the distance."""
     features = NEAR.features
     assert features is not None
-    return fb.algorithms.knn_per(
-        fb.fedavg(loss, work), loss, features=features, scale=0.1
-    )
+    return knn.knn_per(fb.fedavg(loss, work), loss, features=features, scale=0.1)
 
 
 METHODS: dict[str, tuple[Callable, fb.Model]] = {

@@ -18,7 +18,7 @@ from fedblend import trees
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.errors import InputError, SettingError, UserError, show_value
-from fedblend.mixing import Apply, Blend, Neighbors, predict
+from fedblend.mixing import Apply, Blend, predict
 
 MOST_SAID = 120
 """Characters of the error of somebody's loss that are shown."""
@@ -162,13 +162,10 @@ def squared_error(apply: Apply) -> Loss:
 def l2(loss: Loss, strength: float) -> Loss:
     """``loss + strength/2 |params|^2``, over all parameters, intercepts too.
 
-    The penalty of a ``Blend`` is the mixture of its two models' penalties, that of
-    ``Neighbors`` the one of their model.
+    The penalty of a ``Blend`` is the mixture of its two models' penalties.
     """
 
     def penalty(model):
-        if isinstance(model, Neighbors):
-            return penalty(model.shared)
         if not isinstance(model, Blend):
             return 0.5 * strength * trees.sum_squares(model)
         ours, own = penalty(model.shared), penalty(model.personal)

@@ -31,21 +31,6 @@ class Blend(NamedTuple):
     personal: PyTree
 
 
-class Neighbors(NamedTuple):
-    """A model beside training rows of a client; see ``models.neighbors``."""
-
-    alpha: jax.Array
-    shared: PyTree
-    features: jax.Array
-    """Of these rows by that model, [rows, width]; the first ``count`` of them count."""
-    labels: jax.Array
-    count: jax.Array
-    k: jax.Array
-    """How many of the rows vote on a prediction."""
-    scale: jax.Array
-    """Of squared distances in their weights, for each number of a row's features."""
-
-
 Mixing = Callable[[jax.Array, PyTree, PyTree], PyTree]
 """``mixing(alpha, shared, personal) -> params or Blend``."""
 
@@ -168,7 +153,7 @@ def predict(apply: Apply, model: PyTree, inputs: PyTree) -> jax.Array:
 
 
 def shapes_of(arrays: Mapping[str, Any], params: PyTree) -> PyTree:
-    """The shapes and dtypes of a model: of parameters, a ``Blend``, or ``Neighbors``.
+    """The shapes and dtypes of a model: of parameters, or a ``Blend``.
 
     Args:
         arrays: the leaves of the model by name.
@@ -178,9 +163,6 @@ def shapes_of(arrays: Mapping[str, Any], params: PyTree) -> PyTree:
         name.removeprefix("."): jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
         for name, leaf in arrays.items()
     }
-    if {*Neighbors._fields} - {"shared"} <= own.keys():
-        found: dict[str, Any] = own | {"shared": params}
-        return Neighbors(**{name: found[name] for name in Neighbors._fields})
     if "alpha" in own:
         return Blend(own["alpha"], params, params)  # pyright: ignore
 

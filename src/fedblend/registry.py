@@ -34,9 +34,8 @@ from fedblend.core import Algorithm
 Builder = Callable[..., Algorithm]
 Decorated = TypeVar("Decorated", bound=Builder)
 
-FACTS = ("clients", "smooth", "convex", "features")
-"""Parameters that a run knows: the number of clients, L_i and mu_i of their losses, and
-the model's features."""
+FACTS = ("clients", "smooth", "convex")
+"""Parameters that a run knows: the number of clients, L_i and mu_i of their losses."""
 
 
 class NewClient(NamedTuple):
@@ -139,9 +138,8 @@ class AlgorithmEntry(Entry):
     coin: bool = False
     """A coin ends its rounds: ``steps`` is a mean, which theory may choose."""
     form: str | None = None
-    """What a configuration makes of the model: "ensemble" for several of it, "shifted"
-    for its features shifted, "neighbors" for votes of nearest rows; None for nothing.
-    Or what it asks of adapters: "factors" of a product, "pairs" of adapters."""
+    """What a configuration makes of the model: "ensemble" for several of it. Or what it
+    asks of adapters: "factors" of a product, "pairs" of adapters. None for nothing."""
     encodes: bool = False
     """It encodes what clients send: no transform that encodes goes around it."""
     preset_of: str | None = None

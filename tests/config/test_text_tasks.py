@@ -12,7 +12,6 @@ import pytest
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
-from fedblend.registry import ALGORITHMS
 from fedblend.simulation.simulate import set_up
 
 WORK = {"rate": 0.5, "steps": 3, "batch_size": 4}
@@ -73,12 +72,9 @@ SMALL = {"name": "transformer", "width": 8, "layers": 1, "heads": 2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["fedavg", *(n for n, one in ALGORITHMS.items() if one.form == "shifted")]
-)
-def test_a_transformer_learns_sequences(name, said):
+def test_a_transformer_learns_sequences(said):
     work = {"optimizer": {"name": "adam", "rate": 0.02}, "steps": 20, "batch_size": 4}
-    said |= {"model": SMALL, "algorithm": {"name": name, **work}}
+    said |= {"model": SMALL, "algorithm": {"name": "fedavg", **work}}
     measures, before, after = trained(said)
     assert measures == {"loss", "accuracy"}
     assert after < 0.9 * before

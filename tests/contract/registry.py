@@ -28,12 +28,10 @@ from fedblend_reproductions.apfl.averaged import apfl_averaged
 from problems import (
     COUNTS,
     Problem,
-    beside_rows,
     classes,
     factored,
     paired,
     several,
-    shifted,
 )
 
 RATE = 0.2
@@ -86,8 +84,6 @@ def _scheduled(unit):
 
 FORMS = {
     "ensemble": several,
-    "shifted": shifted,
-    "neighbors": beside_rows,
     "pairs": paired,
     "factors": factored,
 }
@@ -259,7 +255,6 @@ TUNED = {
     f"{name}({algorithm})": partial(_wrapped, wrapper, build)
     for name, wrapper in WRAPPERS.items()
     for algorithm, build in ALGORITHMS.items()
-    if FORMED.get(algorithm) != "neighbors"  # a client's labels have no gradient
 }
 
 SPEAKING = {name: build for name, build in ALGORITHMS.items() if name not in SILENT}

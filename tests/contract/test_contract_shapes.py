@@ -16,7 +16,6 @@ from registry import CASES, FORMED, ONE_OF_EACH, PRODUCT, formed
 import problems
 from fedblend import keys, trees
 from fedblend.core import Aggregate, Sender
-from fedblend.mixing import Neighbors
 
 PROBLEMS = {
     "quadratics": problems.quadratics(),
@@ -92,7 +91,6 @@ def test_structure_and_dtypes(name, problem):
     assert not [leaf for leaf in jax.tree.leaves(played) if leaf.weak_type]
     wanted = read_metadata(params)
     assert all(read_metadata(down.shared) == wanted for _, down, _ in kept)
-    models = [one.shared if isinstance(one, Neighbors) else one for one in models]
     assert all(read_metadata(model) == wanted for model in models)
     delta = said[0][1].delta
     if delta is not None:

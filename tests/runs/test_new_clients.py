@@ -17,7 +17,7 @@ from fedblend.config.config import check
 from fedblend.config.tables.model import loss_name
 from fedblend.core import Down
 from fedblend.errors import RunError
-from fedblend.mixing import Blend, Neighbors
+from fedblend.mixing import Blend
 from fedblend.registry import ALGORITHMS
 from fedblend.runs.personalize import client_work
 from fedblend.runs.run import run_config
@@ -40,7 +40,6 @@ def configured(tiny, name, **options):
 def work_of(config, built, **asked):
     data = built.federated_data.select([0, 2])
     loss = loss_name(config, built.task), built.loss
-    asked |= {"features": built.model.features}
     return *client_work(config, loss, data, **asked), data
 
 
@@ -57,7 +56,6 @@ def test_every_algorithm_has_a_model_for_new_clients(tiny, name):
     shared = jax.eval_shape(built.model.init, jax.random.key(0))
     found = jax.eval_shape(models, shared)
     found = found.personal if isinstance(found, Blend) else found
-    found = found.shared if isinstance(found, Neighbors) else found
     assert jax.tree.structure(found) == jax.tree.structure(shared)
     for mine, ours in zip(*map(jax.tree.leaves, (found, shared)), strict=True):
         assert mine.shape == (2, *ours.shape)

@@ -34,7 +34,7 @@ from fedblend.data.preprocess.columns import PERIODS, Column
 from fedblend.data.preprocess.preprocessing import FARTHEST, Fitted, Preprocessing
 from fedblend.data.preprocess.schema import Schema
 from fedblend.data.preprocess.values import MISSING
-from fedblend.mixing import Apply, Neighbors, predict
+from fedblend.mixing import Apply, predict
 from fedblend.trees import precision
 from fedblend_interop.onnx_graph import (
     IR_VERSION,
@@ -74,11 +74,6 @@ def onnx_file(
     Raises:
         ExportError: the model computes something that has no rule.
     """
-    if isinstance(model, Neighbors):
-        raise ExportError(
-            "onnx: there is no rule for a model beside rows of a client; --to "
-            "safetensors exports every model"
-        )
     graph = OnnxGraph()
     dtype = np.dtype(np.int32 if numbers else np.float32)
     with precision("float32"):

@@ -21,10 +21,8 @@ from functools import partial
 
 from fedblend import keys
 from fedblend.core import Algorithm, Loss
-from fedblend.errors import UserError
 from fedblend.local import WorkOrNone, descend
 from fedblend.losses import gradient
-from fedblend.mixing import Neighbors
 from fedblend.registry import ADAPTS, algorithm
 
 
@@ -41,9 +39,6 @@ def finetune(algorithm: Algorithm, loss: Loss, work: WorkOrNone) -> Algorithm:
 
     def personal(down, client, shard, key):
         before = algorithm.personal(down, client, shard, key)
-        if isinstance(before, Neighbors):
-            allowed = "one that deploys parameters; fine-tune inside of it"
-            raise UserError("finetune: algorithm", before, allowed, "one with rows")
         own = keys.named(key, "finetune")
         return train(before, shard, own, round=down.round)[0]
 

@@ -255,7 +255,6 @@ def method(
             hidden or loss,
             known,
             clients,
-            features=model.features,
             values={**theory, **values_inside(values, "algorithm")},
         )
     )

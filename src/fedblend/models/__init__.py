@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedblend.extras import find_elsewhere, require
 from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.derived import Ensemble as Ensemble
-from fedblend.models.derived import Shifted as Shifted
 from fedblend.models.derived import ensemble as ensemble
-from fedblend.models.derived import neighbors as neighbors
 from fedblend.models.derived import set_products as set_products
-from fedblend.models.derived import shifted as shifted
 from fedblend.models.feedforward import cnn as cnn
 from fedblend.models.feedforward import large_cnn as large_cnn
 from fedblend.models.feedforward import logistic as logistic

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models made from other models: ensembles, shifted features, neighbors, precision.
+"""Models made from other models: ensembles, and other precision.
 
 An ensemble: several models of one kind, whose predictions are averaged with weights.
 
@@ -19,20 +19,6 @@ outputs     prediction, with w = softmax(log_weights)
 
 Only the difference of log weights matters, so that they may also be trained. An
 ensemble of one model has just its outputs.
-
-A model beside a client's own rows: the nearest rows vote on a prediction.
-
-``neighbors(model)`` has the parameters of the model, and its outputs. Where a client
-deploys ``mixing.Neighbors``, the model with features and labels of rows, it predicts
-probabilities of classes::
-
-    p(y | x) = alpha p_shared(y | x) + (1 - alpha) p_kNN(y | x)
-    p_kNN(y | x) = sum over the k nearest rows j with label y of w_j / their sum
-    w_j = exp(-d_j^2 / (width * scale))
-    d_j = Euclidean distance between the features of x and of row j, width numbers each
-
-A score is the log of that, or the log-odds of class 1 where a model has one score. All
-rows at the distance of the k-th vote, so that the order of rows does not matter.
 """
 
 from collections.abc import Callable
@@ -44,8 +30,8 @@ import jax.numpy as jnp
 from fedblend.checks import COUNT, NOT_NEGATIVE, Instance, gate, words
 from fedblend.core import Loss, PyTree
 from fedblend.errors import UserError
-from fedblend.mixing import Apply, Neighbors
-from fedblend.models.model import Model, Shape, join_halves
+from fedblend.mixing import Apply
+from fedblend.models.model import Model
 
 SPREAD = 0.05
 """As far apart as PyTorch starts linear models of 150 inputs, those of FedEM's data."""
@@ -170,47 +156,6 @@ def set_weights(models: PyTree, weights: jax.Array) -> Ensemble:
     return Ensemble(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny)), models)
 
 
-class Shifted(NamedTuple):
-    """The parameters of a model, and what is added to its features."""
-
-    model: PyTree
-    shift: jax.Array
-
-
-@gate(model=Instance(Model, "a Model"))
-def shifted(model: Model, shape: Shape) -> Model:
-    """``head(features(inputs) + shift)``, where the shift starts at zero.
-
-    Args:
-        model: has its halves, ``features`` and ``head``.
-        shape: of the inputs of one row.
-
-    Example:
-        >>> from fedblend.models import mlp
-        >>> model = shifted(mlp(4, 3, hidden=(8,)), (4,))
-        >>> model.init(jax.random.key(0)).shift.shape
-        (8,)
-    """
-    features, head = model.features, model.head
-    if features is None or head is None:
-        allowed = "a model with its halves, fb.Model(init, apply, features, head)"
-        raise UserError("shifted: model", model, allowed, "one without them")
-
-    def init(key):
-        params = model.init(key)
-        row = jnp.zeros((1, *shape), jnp.result_type(*jax.tree.leaves(params)))
-        found = jax.eval_shape(features, params, row)
-        return Shifted(params, jnp.zeros(found.shape[1:], found.dtype))
-
-    def own_features(params, inputs):
-        return features(params.model, inputs)
-
-    def own_head(params, values):
-        return head(params.model, values + params.shift[None])
-
-    return join_halves(init, own_features, own_head)
-
-
 Products = Literal["float32", "tf32", "bfloat16"]
 
 
@@ -259,68 +204,3 @@ def _cast(tree: PyTree, dtype) -> PyTree:
         ),
         tree,
     )
-
-
-def distances(ones: jax.Array, others: jax.Array) -> jax.Array:
-    """The squared distances between two sets of vectors, [ones, others]."""
-    middle = others.mean(axis=0, keepdims=True)
-    ones, others = ones - middle, others - middle
-    products = jnp.matmul(ones, others.T, precision="highest")
-    lengths = (jnp.square(side).sum(axis=1) for side in (ones, others))
-    squares = jnp.add.outer(*lengths) - 2 * products
-    return jnp.maximum(squares, 0)
-
-
-def votes(model: Neighbors, values: jax.Array, classes: int) -> jax.Array:
-    """p_kNN at these features, [rows, classes]; equal where a client has no row."""
-    counts = jnp.arange(len(model.labels))[None] < model.count
-    away = jnp.where(counts, distances(values, model.features), jnp.inf)
-    last = jnp.minimum(model.k, jnp.maximum(model.count, 1)) - 1
-    limit = jnp.take(jnp.sort(away, axis=1), last, axis=1)
-    near = counts & (away <= limit[:, None])
-    # Relative to the nearest row: far away from all of them none would have weight.
-    ahead = jnp.where(near, away - jnp.min(away, axis=1, keepdims=True), 0)
-    unit = model.features.shape[1] * model.scale
-    weights = jnp.where(near, jnp.exp(-ahead / unit), 0)
-    labels = model.labels > 0 if classes == 2 else model.labels
-    found = weights @ jax.nn.one_hot(labels.astype(int), classes, dtype=weights.dtype)
-    total = found.sum(axis=1, keepdims=True)
-    return jnp.where(total > 0, found / jnp.where(total > 0, total, 1), 1 / classes)
-
-
-@gate(model=Instance(Model, "a Model"))
-def neighbors(model: Model) -> Model:
-    """The model, whose predictions the nearest rows of a client may join.
-
-    Args:
-        model: has ``features``, and scores of classes.
-
-    Example:
-        >>> from fedblend.models import logistic
-        >>> model = neighbors(logistic(1))
-        >>> rows = jnp.array([[0.0], [1.0]]), jnp.array([0, 1])
-        >>> own = Neighbors(jnp.zeros(()), model.init(jax.random.key(0)), *rows,
-        ...                 count=jnp.array(2), k=jnp.array(1),
-        ...                 scale=jnp.array(1.0))
-        >>> (model.apply(own, jnp.array([[0.4], [0.6]])) > 0).tolist()
-        [False, True]
-    """
-    features = model.features
-    if features is None:
-        allowed = "a model with features, fb.Model(init, apply, features, head)"
-        raise UserError("neighbors: model", model, allowed, "one without them")
-
-    def apply(params, inputs):
-        if not isinstance(params, Neighbors):
-            return model.apply(params, inputs)
-        ours = model.apply(params.shared, inputs)
-        single = ours.ndim == 1 or ours.shape[1] == 1
-        classes = 2 if single else ours.shape[1]
-        found = votes(params, features(params.shared, inputs), classes)
-        own = jnp.log(jnp.maximum(found, jnp.finfo(found.dtype).tiny))
-        if single:
-            own = (own[:, 1] - own[:, 0]).reshape(ours.shape)
-        weights = jnp.log(jnp.stack([params.alpha, 1 - params.alpha]))
-        return OUTPUTS["classes"](weights.astype(ours.dtype), jnp.stack([ours, own]))
-
-    return model._replace(apply=apply)

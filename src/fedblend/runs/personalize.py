@@ -12,7 +12,6 @@ client's own model, and in the number of visits:
 - one model for all clients (FedAvg and its like): fine-tuning from it, no visits;
 - fine-tuning of their own (finetune, reptile, fomaml, perfedavg): just that, no visits;
 - FLIX: x_i by the run's solver, mixed with the shared model, no visits;
-- votes of nearest rows: the shared model beside the client's own rows, no visits;
 - a model of its own, trained against the message (Ditto, MAPPER, FedRep, training
   alone): one visit of as many steps;
 - pFedMe and L2GD: Ditto's steps with their lam. With a fixed shared model pFedMe's
@@ -25,7 +24,7 @@ The folder is never written. It has the configuration, the shared model and the 
 the data of the run is not needed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,7 +80,6 @@ def new_clients(
     splits: Sequence[str] | None,
     steps: int | None = None,
     rate: float | None = None,
-    features: Callable[..., jax.Array] | None = None,
 ) -> NewClients:
     """A model for each client that joins after training, with its metrics.
 
@@ -96,12 +94,11 @@ def new_clients(
         steps: local steps on the clients' own models; if None as the algorithm says,
             or those of ``ROUNDS`` rounds.
         rate: the rate of these steps, plain SGD; the optimizer of the run if None.
-        features: of the model, where it has them.
 
     Raises:
         RunError: the algorithm does not use ``steps`` or ``rate``.
     """
-    algorithm, visits = client_work(config, loss, data, steps, rate, features)
+    algorithm, visits = client_work(config, loss, data, steps, rate)
     down = Down(jax.tree.map(jnp.asarray, shared), jnp.zeros((), jnp.int32))
     return personalize(
         algorithm, down, data, key, visits=visits, measure=measure, splits=splits
@@ -114,7 +111,6 @@ def client_work(
     data: fb.FederatedData,
     steps: int | None = None,
     rate: float | None = None,
-    features: Callable[..., jax.Array] | None = None,
 ) -> tuple[Algorithm, int]:
     """What a new client runs, and in how many visits; see the module's text."""
     options: Any = config.algorithm
@@ -127,13 +123,11 @@ def client_work(
     options, kind = options.model_copy(update=means), options.entry.new_client
     visits = kind.visits
     if kind.steps is None:
-        solved = hasattr(options, "personal")
-        how = "with the run's solver, algorithm.personal" if solved else "without steps"
         for key, value in {"steps": steps, "rate": rate}.items():
             if value is not None:
                 raise RunError(
                     f"{key}: {value} has no meaning here; {options.name} finds the "
-                    f"model of a new client {how}"
+                    "model of a new client with the run's solver, algorithm.personal"
                 )
         # Only the solver of x_i computes anything; the local work never runs.
         still = {"rate": 1.0, "optimizer": None, "schedule": None}
@@ -151,9 +145,7 @@ def client_work(
     known = None
     if "smooth" in options.entry.parameters:
         known = smoothness(config.model, loss[0], data)
-    algorithm = options.build(
-        loss[1], known, data.clients, features=features, new_client=True
-    )
+    algorithm = options.build(loss[1], known, data.clients, new_client=True)
     if algorithm.personal is not shared_model:
         return algorithm, visits
     work = options.work()
@@ -311,7 +303,6 @@ def personalize_from(
             splits=["test"] if rows.test is not None else [],
             steps=steps,
             rate=rate,
-            features=model.features,
         )
     return Personalized(found, saved, chosen, about.get("round", ""))
 

@@ -472,7 +472,7 @@ def open_personal_models(path: Path) -> StackReader:
 
 
 def model_like(arrays: dict[str, np.ndarray], params: PyTree, where: Path) -> PyTree:
-    """The model of these leaves: parameters, a ``Blend``, or ``Neighbors``.
+    """The model of these leaves: parameters, or a ``Blend``.
 
     Args:
         arrays: the leaves by name.

@@ -106,7 +106,7 @@ def _terms(place: Path) -> dict[str, Any]:
 
 
 def _read_model(path: Path, params: PyTree) -> tuple[PyTree, dict[str, str]]:
-    """The model that the client deploys: parameters, a ``Blend``, or ``Neighbors``."""
+    """The model that the client deploys: parameters, or a ``Blend``."""
     try:
         arrays, metadata = unpack(path.read_bytes())
         model = build_tree(arrays, shapes_of(arrays, params))

@@ -21,6 +21,7 @@ from fedblend.local import Epochs, Work, descend
 from fedblend.losses import gradient
 from fedblend.models.model import Model
 from fedblend.solvers import Solver
+from fedblend_reproductions.feddbe import feddbe, shifted
 
 Build = Callable[..., Algorithm]
 """``build(loss, work, **options)``; ``work`` is one epoch at the rate that is tried."""
@@ -57,7 +58,7 @@ class Method(NamedTuple):
     def form(self, model: Model, shape: tuple[int, ...]) -> Model:
         """The model that the method trains, of a task's model and its inputs' shape."""
         if self.shifted:
-            return fb.models.shifted(model, shape)
+            return shifted(model, shape)
         return fb.models.ensemble(model, self.models) if self.models > 1 else model
 
     def algorithm(self, loss: Loss, work: Work, model: Model) -> Algorithm:
@@ -159,7 +160,7 @@ METHODS = {
         ),
         Method("fedper", {"head": HEAD}, published="FedPer"),
         Method("fedala", {"head": HEAD}, published="FedALA"),
-        Method("feddbe", {"kappa": 50.0}, published="FedDBE", shifted=True),
+        Method("feddbe", {"kappa": 50.0}, feddbe, published="FedDBE", shifted=True),
         Method("fedbabu", {"head": HEAD, "epochs": 1}, _fedbabu, "FedBABU"),
         Method("perfedavg", {}, _perfedavg, "Per-FedAvg"),
         Method("pfedme", {"lam": 15.0, "inner_steps": 5}, _pfedme, "pFedMe"),

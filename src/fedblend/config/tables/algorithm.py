@@ -53,7 +53,7 @@ from fedblend.config.tables.local_work import (
 )
 from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
-from fedblend.mixing import MIXING, Apply
+from fedblend.mixing import MIXING
 from fedblend.models import MODELS
 from fedblend.registry import ALGORITHMS, FACTS, TRAINS, AlgorithmEntry, Builder
 from fedblend.theory.constants import Smoothness
@@ -70,7 +70,6 @@ PLACEHOLDERS: Any = {
     "loss": lambda params, rows: rows,
     "known": Smoothness(np.ones(()), np.zeros(()), exact=False),
     "clients": 2,
-    "features": lambda params, inputs: inputs,
 }
 """In place of what a run knows, where only the options matter."""
 
@@ -219,7 +218,6 @@ class Options(LocalWork):
         known: Smoothness | None,
         clients: int,
         *,
-        features: Apply | None = None,
         new_client: bool = False,
         values: Values = NO_VALUES,
     ) -> Algorithm:
@@ -229,7 +227,6 @@ class Options(LocalWork):
             loss: ``loss(params, rows) -> losses[rows]``.
             known: the constants of the clients' losses, None where they are unknown.
             clients: how many there are.
-            features: of the model, where it has them.
             new_client: build what a client runs that joins after the training.
             values: in place of those of the table; they may be traced.
         """
@@ -237,7 +234,6 @@ class Options(LocalWork):
         smooth = None if known is None else known.smooth
         facts: dict[str, Any] = {"loss": loss, "clients": clients, "smooth": smooth}
         facts["convex"] = None if known is None else known.convex
-        facts["features"] = features
         if "work" not in entry.keys:
             facts["work"] = self.work(values)
         if "algorithm" in entry.parameters:

@@ -311,22 +311,6 @@ def _change_form(
 ) -> models.Model:
     """The model in the form that the algorithm asks for, or several of it."""
     number, options = config.model.ensemble, config.algorithm
-    if options.entry.form in ("shifted", "neighbors"):
-        if number is not None:
-            raise ConfigError(f"model.ensemble: is not for {options.name}")
-        if model.features is None:
-            raise ConfigError(
-                f'model.name: "{config.model.name}" does not say what its features '
-                f"are, which {options.name} needs"
-            )
-        if options.entry.form == "shifted":
-            return models.shifted(model, task.shape)
-        if loss not in ("cross_entropy", "logistic"):
-            raise ConfigError(
-                f'algorithm.name: "{options.name}" predicts classes, and is not for '
-                f'loss "{loss}"'
-            )
-        return models.neighbors(model)
     if number is None and options.entry.form == "ensemble":
         number = ENSEMBLE
     if number is None:

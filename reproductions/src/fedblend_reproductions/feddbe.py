@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedDBE: what is special about a client's features stays with it, as a shift of them.
 
-In ``contrib``: no number of its paper is reproduced, no bound of it is checked.
+No number of its paper is reproduced, no bound of it is checked. It runs in Python
+alone: no configuration names it.
 
-Parameters are those of ``models.shifted``: scores are ``head(features + shift_i)``. The
+Parameters are those of ``shifted``: scores are ``head(features + shift_i)``. The
 shift (the paper's personalized representation bias memory) stays with client i; a
 penalty (its mean regularization) keeps the mean of the features themselves near one for
 all, ``m``. A round, for every client i of the cohort::
@@ -22,8 +23,6 @@ last batch, before the step on it. m is the mean over clients, and the server se
 along with every message. With ``kappa = 0`` this is FedSim with the shift as
 its personal part. The shift of features is a bias of the last layer for a linear one.
 
-A new client trains a shift of its own while the shared model stays fixed.
-
 Where this differs from the paper: clients count equally unless the run sets other
 weights. kappa is half of that in its authors' code, as far as copies of it show, whose
 penalty has a factor 1/2. Its running mean of features, with momentum mu, is
@@ -35,6 +34,8 @@ Reference: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, "Eliminating domain bias 
 federated learning in representation space", NeurIPS 2023, arXiv:2311.14975.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -42,38 +43,68 @@ import optax
 from fedblend import trees
 from fedblend.algorithms.partial import partial
 from fedblend.batches import everything
-from fedblend.checks import NotNegative
-from fedblend.core import Algorithm, Batch, Loss, Up
+from fedblend.checks import Instance, NotNegative, gate
+from fedblend.core import Algorithm, Batch, Loss, PyTree, Up
 from fedblend.errors import UserError
 from fedblend.local import Work, descend, plan_steps, resolve
 from fedblend.losses import gradient, objective
 from fedblend.mixing import Apply
-from fedblend.models.derived import Shifted
-from fedblend.registry import STEP_BY_STEP, algorithm
+from fedblend.models.model import Model, Shape, join_halves
 
 SHIFT = ("shift",)
 PARTS = "model", "mean"
 """What enrollment moves."""
 
 
-def own_shift(loss: Loss, work: Work) -> Algorithm:
-    """What a new client runs: steps on its shift, with the shared model."""
-    return partial(loss, work, personal=SHIFT)
+class Shifted(NamedTuple):
+    """The parameters of a model, and what is added to its features."""
+
+    model: PyTree
+    shift: jax.Array
 
 
-@algorithm(
-    sends=("update", "features"),
-    reads="features",
-    form="shifted",
-    new_client=STEP_BY_STEP._replace(build=own_shift),
-)
+@gate(model=Instance(Model, "a Model"))
+def shifted(model: Model, shape: Shape) -> Model:
+    """``head(features(inputs) + shift)``, where the shift starts at zero.
+
+    Args:
+        model: has its halves, ``features`` and ``head``.
+        shape: of the inputs of one row.
+
+    Example:
+        >>> from fedblend.models import mlp
+        >>> model = shifted(mlp(4, 3, hidden=(8,)), (4,))
+        >>> model.init(jax.random.key(0)).shift.shape
+        (8,)
+    """
+    features, head = model.features, model.head
+    if features is None or head is None:
+        allowed = "a model with its halves, fb.Model(init, apply, features, head)"
+        raise UserError("shifted: model", model, allowed, "one without them")
+
+    def init(key):
+        params = model.init(key)
+        row = jnp.zeros((1, *shape), jnp.result_type(*jax.tree.leaves(params)))
+        found = jax.eval_shape(features, params, row)
+        return Shifted(params, jnp.zeros(found.shape[1:], found.dtype))
+
+    def own_features(params, inputs):
+        return features(params.model, inputs)
+
+    def own_head(params, values):
+        return head(params.model, values + params.shift[None])
+
+    return join_halves(init, own_features, own_head)
+
+
+@gate()
 def feddbe(
     loss: Loss, work: Work, *, features: Apply, kappa: NotNegative = 1.0
 ) -> Algorithm:
     """A shared model, and a shift of its features for each client.
 
     Args:
-        loss: ``loss(params, rows) -> losses[rows]`` of ``models.shifted``.
+        loss: ``loss(params, rows) -> losses[rows]`` of ``shifted``.
         work: local work of a round, on the model and the shift.
         features: ``features`` of that model; the inputs of a row come first.
         kappa: strength of the pull on the mean of the features, 0 or more; the paper's
@@ -83,10 +114,10 @@ def feddbe(
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> rows = jnp.ones((8, 1)), jnp.repeat(jnp.arange(2), 4)
         >>> data = fb.federate(rows, [[0, 1, 2, 3], [4, 5, 6, 7]])
-        >>> model = fb.models.shifted(fb.models.mlp(1, 2, hidden=(4,)), (1,))
+        >>> model = shifted(fb.models.mlp(1, 2, hidden=(4,)), (1,))
         >>> loss = fb.losses.cross_entropy(model.apply)
         >>> work = fb.Work(0.5, steps=5, batch_size=None)
-        >>> algorithm = fb.algorithms.feddbe(loss, work, features=model.features)
+        >>> algorithm = feddbe(loss, work, features=model.features)
         >>> run = fb.simulate(algorithm, model.init, data, jax.random.key(0),
         ...                   rounds=20).complete()
         >>> bool(jnp.abs(run.client(0).personal.shift).max() > 0.1)
@@ -103,7 +134,7 @@ def feddbe(
 
     def enroll(params, shard, key):
         if not isinstance(params, Shifted):
-            allowed = "one with shifted features, fb.models.shifted(model, shape)"
+            allowed = "one with shifted features, shifted(model, shape)"
             said = "a model without shift"
             raise UserError("feddbe: params", params, allowed, said)
 

@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.config.build import build
-from fedblend.config.config import check
-from fedblend.config.tables.model import model_of
 from fedblend.core import Down
-from fedblend.data.dataset import Task
-from fedblend.errors import ConfigError
-from fedblend_interop.onnx_file import onnx_file
-from fedblend_interop.onnx_graph import ExportError
-from fedblend_interop.torch_names import state_dict
+from fedblend_reproductions.knn_per import knn_per, neighbors
 
 COUNTS, DIM, WIDTH, CLASSES, K, GRID, HELD_OUT = (23, 12, 30, 1), 4, 3, 3, 4, 6, 0.3
 KEY = jax.random.key(1)
@@ -87,7 +80,6 @@ def federation():
 
 DATA = federation()
 BODY, HEAD = DRAWS.normal(size=(DIM, WIDTH)), DRAWS.normal(size=(WIDTH, CLASSES))
-TASK = Task("classes", CLASSES, (DIM,))
 NEW = DRAWS.normal(size=(7, DIM))
 
 
@@ -101,7 +93,7 @@ def halves(head=lambda params, values: values @ params["head"]):
     def apply(params, inputs):
         return head(params, features(params, inputs))
 
-    return fb.models.neighbors(fb.Model(init, apply, features, head))
+    return neighbors(fb.Model(init, apply, features, head))
 
 
 MODEL: Any = halves()
@@ -113,15 +105,15 @@ def simulated(algorithm, **more):
     return fb.simulate(algorithm, MODEL.init, DATA, KEY, rounds=3, **more).complete()
 
 
-def knn_per(**more):
+def built(**more):
     given: dict[str, Any] = {"k": K, "held_out": HELD_OUT, "grid": GRID} | more
-    return fb.algorithms.knn_per(AVERAGE, LOSS, features=MODEL.features, **given)
+    return knn_per(AVERAGE, LOSS, features=MODEL.features, **given)
 
 
 @pytest.fixture(scope="module")
 def run():
     with jax.enable_x64(True):
-        own = knn_per()
+        own = built()
         measure = {"loss": fb.metrics.mean_loss(LOSS)}
         return simulated(own, measure=measure, every=3)
 
@@ -151,7 +143,7 @@ def test_the_scale_is_that_of_the_authors_code(run):
     rows, lams = DATA.train.rows(0), np.arange(GRID) / GRID
     down, shard = Down(run.shared, jnp.zeros((), jnp.int32)), DATA.train.shard(0)
     for scale in (0.05, 1e9):
-        own = knn_per(scale=scale).personal(down, (), shard, KEY)
+        own = built(scale=scale).personal(down, (), shard, KEY)
         lam, wanted = literal(rows, NEW, body, head, lams, HELD_OUT, K, scale)
         assert lam > 0
         np.testing.assert_allclose(probabilities(own, NEW), wanted, atol=1e-9)
@@ -203,50 +195,14 @@ def test_far_from_all_rows_and_without_any(run):
     np.testing.assert_allclose(probabilities(empty, NEW), 1 / CLASSES)
 
 
-def test_a_penalty_does_not_choose_the_weight(run):
-    own = run.personal(0)
-    penalized = fb.losses.l2(LOSS, 1e3)
-    rows = DATA.train.rows(0)
-    more = penalized(own, rows) - LOSS(own, rows)
-    wanted = penalized(run.shared, rows) - LOSS(run.shared, rows)
-    np.testing.assert_allclose(more, wanted, rtol=1e-9)
-
-
 def test_what_is_refused_in_one_line():
     plain = fb.Model(MODEL.init, MODEL.apply)
     line = "^neighbors: model: one without them is not a model with features"
     with pytest.raises(ValueError, match=line):
-        fb.models.neighbors(plain)
-    twice = fb.algorithms.knn_per(AVERAGE, LOSS, features=MODEL.features)
-    twice = fb.algorithms.knn_per(twice, LOSS, features=MODEL.features)
+        neighbors(plain)
+    twice = knn_per(AVERAGE, LOSS, features=MODEL.features)
+    twice = knn_per(twice, LOSS, features=MODEL.features)
     line = "^knn_per: algorithm: one with a Neighbors is not an algorithm that deploys"
     down = Down(MODEL.init(KEY), jnp.zeros((), jnp.int32))
     with pytest.raises(ValueError, match=line):
         twice.personal(down, (), DATA.train.shard(0), KEY)
-    near = fb.algorithms.knn_per(AVERAGE, LOSS, features=MODEL.features)
-    tuned = fb.finetune(near, LOSS, fb.Work(0.05, steps=2, batch_size=5))
-    line = "^finetune: algorithm: one with rows is not one that deploys parameters"
-    with pytest.raises(ValueError, match=line):
-        tuned.personal(down, (), DATA.train.shard(0), KEY)
-
-
-def test_it_has_no_layout_of_onnx_and_of_pytorch(run):
-    with pytest.raises(
-        ExportError, match=r"^onnx: there is no rule for a model beside"
-    ):
-        onnx_file(run.personal(0), MODEL.apply, TASK)
-    with pytest.raises(
-        ExportError, match=r"^torch: Neighbors has no layout of PyTorch"
-    ):
-        state_dict(run.personal(0))
-
-
-def test_nearest_rows_are_those_of_a_model_with_features_and_classes(tiny):
-    tiny["algorithm"] |= {"name": "knn_per", "k": 3}
-    assert build(check(tiny, "here")).model.features is not None
-    wrong = {**tiny, "model": {**tiny["model"], "ensemble": 2}}
-    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for knn_per"):
-        build(check(wrong, "here"))
-    task = Task("regression", 1, (2,))
-    with pytest.raises(ConfigError, match='"knn_per" predicts classes, and is not for'):
-        model_of(check(tiny, "here"), task, "squared_error")

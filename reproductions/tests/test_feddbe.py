@@ -11,10 +11,8 @@ import pytest
 
 import fedblend as fb
 from fedblend.batches import random_rows
-from fedblend.config.build import build
-from fedblend.config.config import check
-from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import cohorts
+from fedblend_reproductions.feddbe import Shifted, feddbe, shifted
 
 CLIENTS, DIM, WIDTH, ROUNDS, COHORT, RATE, KAPPA = 5, 3, 2, 4, 3, 0.2, 0.3
 KEY = jax.random.key(1)
@@ -105,7 +103,7 @@ def model():
         return values @ params["h"]
 
     halves = fb.Model(init, lambda p, x: head(p, features(p, x)), features, head)
-    return fb.models.shifted(halves, (DIM,))
+    return shifted(halves, (DIM,))
 
 
 def simulated(algorithm):
@@ -116,16 +114,16 @@ def simulated(algorithm):
     return run.complete()
 
 
-def feddbe(kappa, **work):
+def built(kappa, **work):
     used: Any = model()
     loss = fb.losses.logistic(used.apply)
     settings = {"features": used.features, "kappa": kappa}
-    return fb.algorithms.feddbe(loss, fb.Work(RATE, **work), **settings)
+    return feddbe(loss, fb.Work(RATE, **work), **settings)
 
 
 def test_it_is_its_papers_loop():
     """Float64 rounds at 1e-16, and a dozen steps stay far below the tolerance."""
-    run = simulated(feddbe(KAPPA, steps=3, batch_size=None))
+    run = simulated(built(KAPPA, steps=3, batch_size=None))
     members = cohorts(KEY, list(range(ROUNDS)), CLIENTS, COHORT).tolist()
     A, h, shifts, mean = literal_run(ROWS, *START, members, RATE, 3, KAPPA)
     tolerance: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
@@ -143,7 +141,7 @@ def test_enrollment_trains_no_shift_and_sends_the_mean_of_the_last_batch():
     inputs, labels = ROWS[2]
     picked = np.asarray(random_rows(shard, KEY, (4, 2)))
     batches = [(inputs[rows], labels[rows]) for rows in picked]
-    algorithm = feddbe(KAPPA, steps=4, batch_size=2)
+    algorithm = built(KAPPA, steps=4, batch_size=2)
     mean, client = algorithm.enroll(model().init(KEY), shard, KEY)
     wanted = literal_mean(*START, batches, RATE)
     np.testing.assert_allclose(mean, wanted, rtol=0, atol=1e-12)
@@ -152,7 +150,7 @@ def test_enrollment_trains_no_shift_and_sends_the_mean_of_the_last_batch():
 
 @pytest.mark.slow
 def test_without_penalty_it_is_fedsim_with_a_personal_shift():
-    run = simulated(feddbe(0.0, steps=3, batch_size=3))
+    run = simulated(built(0.0, steps=3, batch_size=3))
     loss = fb.losses.logistic(model().apply)
     work = fb.Work(RATE, steps=3, batch_size=3)
     plain = simulated(fb.algorithms.fedsim(loss, work, personal=["shift"]))
@@ -164,14 +162,14 @@ def test_without_penalty_it_is_fedsim_with_a_personal_shift():
 
 
 def test_a_model_without_a_shift_or_halves_is_refused_in_one_line():
-    algorithm = feddbe(1.0, steps=1, batch_size=None)
+    algorithm = built(1.0, steps=1, batch_size=None)
     line = "^feddbe: params: a model without shift is not one with shifted features"
     with pytest.raises(ValueError, match=line):
         algorithm.enroll(jnp.zeros(2), DATA.train.shard(0), KEY)
     plain = fb.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
     line = "^shifted: model: one without them is not a model with its halves"
     with pytest.raises(ValueError, match=line):
-        fb.models.shifted(plain, (2,))
+        shifted(plain, (2,))
 
 
 @pytest.mark.slow
@@ -180,18 +178,8 @@ def test_the_halves_of_a_model_are_the_model(name):
     used: Any = fb.models.build(name, (16, 16, 1), 1 if name == "logistic" else 3)
     inputs = jax.random.normal(KEY, (2, 16, 16, 1))
     params = jax.tree.map(lambda leaf: leaf + 0.1, used.init(KEY))
-    shifted: Any = fb.models.shifted(used, (16, 16, 1))
-    own = fb.models.Shifted(params, jnp.full_like(shifted.init(KEY).shift, 0.5))
+    moved: Any = shifted(used, (16, 16, 1))
+    own = Shifted(params, jnp.full_like(moved.init(KEY).shift, 0.5))
     found = used.head(params, used.features(params, inputs) + 0.5)
-    np.testing.assert_array_equal(found, shifted.apply(own, inputs))
+    np.testing.assert_array_equal(found, moved.apply(own, inputs))
     assert np.abs(found - used.apply(params, inputs)).max() > 1e-3
-
-
-def test_a_configuration_shifts_the_features_of_one_model(tiny):
-    tiny["algorithm"] |= {"name": "feddbe"}
-    built = build(check(tiny, "here"))
-    params = built.model.init(jax.random.key(0))
-    assert params.shift.shape == params.model.weight.shape[1:]
-    tiny["model"] |= {"ensemble": 2}
-    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for feddbe"):
-        build(check(tiny, "here"))
