@@ -21,6 +21,7 @@ def missing(monkeypatch):
         if name.split(".")[0] == "fedblend_interop":
             monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(vars(fb), "trackers", raising=False)
+    monkeypatch.delitem(vars(fb), "FederatedClassifier", raising=False)
 
 
 def line(what: str, extra: str) -> str:
@@ -37,6 +38,7 @@ def line(what: str, extra: str) -> str:
         ("models.from_equinox", "models"),
         ("models.from_keras", "keras"),
         ("trackers", "trackers"),
+        ("FederatedClassifier", "sklearn"),
     ],
 )
 def test_functions_name_their_extra(missing, name, extra):
@@ -48,7 +50,7 @@ def test_functions_name_their_extra(missing, name, extra):
 
 
 def test_import_star_does_not_need_it(missing):
-    assert "trackers" not in fb.__all__
+    assert not {"trackers", "FederatedClassifier"} & {*fb.__all__}
 
 
 def test_modules_of_a_configuration_name_their_extra(missing):

@@ -37,9 +37,13 @@ def _homes() -> dict[str, str]:
 
 cpu_devices.set_up()
 _HOMES = _homes()
-_EXTRAS = {"fedblend_adapters": "adapters", "fedblend_interop": "trackers"}
-"""Other distributions with names of ``fedblend``, and the extra that brings each."""
-# What needs scikit-learn, pydantic or another distribution is public, but no star
+_EXTRAS = {
+    "fedblend_adapters": "adapters",
+    "fedblend_interop": "trackers",
+    "fedblend_interop.estimators": "sklearn",
+}
+"""Modules elsewhere with names of ``fedblend``, and the extra that brings each."""
+# What needs pydantic or another distribution is public, but no star
 # imports it.
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     name

@@ -165,15 +165,6 @@ from fedblend.runs.saved_run import (
 from fedblend.runs.saved_run import (
     load as load,
 )
-from fedblend.runs.sklearn import (
-    FederatedClassifier as FederatedClassifier,
-)
-from fedblend.runs.sklearn import (
-    FederatedRegressor as FederatedRegressor,
-)
-from fedblend.runs.sklearn import (
-    client_scorer as client_scorer,
-)
 from fedblend.selection.choose import (
     choose as choose,
 )
@@ -218,6 +209,15 @@ from fedblend.simulation.train_alone import (
     train_alone as train_alone,
 )
 from fedblend_interop import trackers as trackers
+from fedblend_interop.estimators import (
+    FederatedClassifier as FederatedClassifier,
+)
+from fedblend_interop.estimators import (
+    FederatedRegressor as FederatedRegressor,
+)
+from fedblend_interop.estimators import (
+    client_scorer as client_scorer,
+)
 
 adapt = fedblend_adapters
 __version__: str

@@ -1,3 +1,3 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models, files and trackers of other libraries for fedblend."""
+"""Models, estimators, files and trackers of other libraries for fedblend."""

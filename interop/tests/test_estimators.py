@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
 import fedblend as fb
-from fedblend.runs.sklearn import FederatedClassifier, FederatedRegressor
+from fedblend_interop.estimators import FederatedClassifier, FederatedRegressor
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
