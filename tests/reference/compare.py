@@ -1,29 +1,19 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs fedblend beside the transcriptions, in float64; prints the gaps as JSON.
+"""Runs fedblend beside the transcriptions, in float64."""
 
-A program of its own, because JAX takes its precision once for a whole process.
-"""
-
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import optax
+import transcriptions as paper
 
-jax.config.update("jax_enable_x64", True)
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import transcriptions as paper  # noqa: E402
-
-import fedblend as fb  # noqa: E402
-import problems  # noqa: E402
-from fedblend import keys  # noqa: E402
-from fedblend.batches import random_rows  # noqa: E402
-from fedblend.simulation.sampling import cohorts  # noqa: E402
+import fedblend as fb
+import problems
+from fedblend import keys
+from fedblend.batches import random_rows
+from fedblend.simulation.sampling import cohorts
 
 RATE, ROUNDS, COHORT = 0.2, 9, 4
 SAME = np.full(7, 5)
@@ -171,7 +161,8 @@ def meta_gaps():
                 )
 
 
-if __name__ == "__main__":
+def gaps() -> dict[str, float]:
+    """The largest difference in every comparison."""
     parts = (
         fedavg_gaps,
         fedprox_gaps,
@@ -181,5 +172,4 @@ if __name__ == "__main__":
         personal_gaps,
         meta_gaps,
     )
-    gaps = {name: gap(*pair) for part in parts for name, *pair in part()}
-    print(json.dumps(gaps))
+    return {name: gap(*pair) for part in parts for name, *pair in part()}

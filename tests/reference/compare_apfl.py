@@ -1,32 +1,22 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs APFL beside its transcription, in float64; prints the gaps as JSON.
+"""Runs APFL beside its transcription, in float64."""
 
-A program of its own, because JAX takes its precision once for a whole process.
-"""
-
-import json
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import apfl_transcription as paper
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-jax.config.update("jax_enable_x64", True)
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import apfl_transcription as paper  # noqa: E402
-
-import fedblend as fb  # noqa: E402
-import problems  # noqa: E402
-from fedblend import keys, mixing  # noqa: E402
-from fedblend.batches import part, random_rows  # noqa: E402
-from fedblend.losses import objective, squared_error  # noqa: E402
-from fedblend.simulation.sampling import cohorts  # noqa: E402
-from fedblend_reproductions.apfl.averaged import apfl_averaged  # noqa: E402
-from fedblend_reproductions.apfl.theory import Decay  # noqa: E402
+import fedblend as fb
+import problems
+from fedblend import keys, mixing
+from fedblend.batches import part, random_rows
+from fedblend.losses import objective, squared_error
+from fedblend.simulation.sampling import cohorts
+from fedblend_reproductions.apfl.averaged import apfl_averaged
+from fedblend_reproductions.apfl.theory import Decay
 
 COUNTS, DIM, RATE, ROUNDS, COHORT = (5, 2, 6, 3, 7), 3, 0.2, 7, 3
 CLIENTS, STEPS, SIZE, HELD = len(COUNTS), 4, 2, 0.4
@@ -210,6 +200,7 @@ def gap(ours, theirs) -> float:
     return float(np.abs(np.asarray(ours) - theirs).max())
 
 
-if __name__ == "__main__":
-    gaps = {name: gap(*pair) for name, *pair in (*paper_gaps(), *averaged_gaps())}
-    print(json.dumps(gaps | dict(slope_gaps()) | dict(limit_gaps())))
+def gaps() -> dict[str, float]:
+    """The largest difference in every comparison."""
+    found = {name: gap(*pair) for name, *pair in (*paper_gaps(), *averaged_gaps())}
+    return found | dict(slope_gaps()) | dict(limit_gaps())

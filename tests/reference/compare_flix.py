@@ -1,28 +1,19 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs FLIX beside its paper's algorithms in NumPy loops, in float64; prints the gaps.
+"""Runs FLIX beside its paper's algorithms in NumPy loops, in float64.
 
-A program of its own, because JAX takes its precision once for a whole process. Weights
-alpha_i, smoothness L_i, rand-k's k and DIANA's b_i all differ by client; only the
-entries that rand-k chose are taken from fedblend.
+Weights alpha_i, smoothness L_i, rand-k's k and DIANA's b_i all differ by client; only
+the entries that rand-k chose are taken from fedblend.
 """
 
-import json
-import sys
-from pathlib import Path
-
+import flix_transcription as paper
 import jax
 import numpy as np
 
-jax.config.update("jax_enable_x64", True)
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import flix_transcription as paper  # noqa: E402
-
-import fedblend as fb  # noqa: E402
-import problems  # noqa: E402
-from fedblend import compress, keys  # noqa: E402
-from fedblend.data.datasets.built_in import quadratic_loss  # noqa: E402
+import fedblend as fb
+import problems
+from fedblend import compress, keys
+from fedblend.data.datasets.built_in import quadratic_loss
 
 ROUNDS, CLIENTS, DIM, L2 = 12, 7, 5, 0.1
 ALPHA = np.array([0.9, 0.3, 0.5, 1.0, 0.05, 0.7, 0.0])
@@ -146,14 +137,7 @@ def gap(ours, theirs) -> float:
     return float(np.abs(np.asarray(ours) - theirs).max())
 
 
-if __name__ == "__main__":
-    problems_by_name = {"quadratics": quadratics, "logistic": logistic}
-    print(
-        json.dumps(
-            {
-                case: gap(*pair)
-                for name in sys.argv[1:]
-                for case, *pair in comparisons(name, *problems_by_name[name]())
-            }
-        )
-    )
+def gaps(name: str) -> dict[str, float]:
+    """The largest difference in every comparison on a problem."""
+    problem = {"quadratics": quadratics, "logistic": logistic}[name]
+    return {case: gap(*pair) for case, *pair in comparisons(name, *problem())}

@@ -2,29 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-FedAvg, pFedMe and Ditto beside their transcriptions, in float64.
 
-A program of its own, because JAX takes its precision once for a whole process. Batches
-and cohorts are fedblend's; what is done with them is the papers'. Prints the gaps.
+Batches and cohorts are fedblend's; what is done with them is the papers'.
 """
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import personalized_transcriptions as paper
 
-jax.config.update("jax_enable_x64", True)
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import personalized_transcriptions as paper  # noqa: E402
-
-import fedblend as fb  # noqa: E402
-import problems  # noqa: E402
-from fedblend import keys  # noqa: E402
-from fedblend.batches import random_rows  # noqa: E402
-from fedblend.simulation.sampling import cohorts  # noqa: E402
+import fedblend as fb
+import problems
+from fedblend import keys
+from fedblend.batches import random_rows
+from fedblend.simulation.sampling import cohorts
 
 PENALTY, ROUNDS, COHORT, CLIENTS, DIM = 0.1, 5, 4, 7, 3
 STEPS = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -146,7 +138,7 @@ def ditto_gaps():
     yield "ditto: personal", personal(done), v
 
 
-if __name__ == "__main__":
+def gaps() -> dict[str, float]:
+    """The largest difference in every comparison."""
     parts = (perfedavg_gaps, pfedme_gaps, ditto_gaps)
-    gaps = {name: gap(*pair) for part in parts for name, *pair in part()}
-    print(json.dumps(gaps))
+    return {name: gap(*pair) for part in parts for name, *pair in part()}

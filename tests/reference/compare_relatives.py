@@ -2,29 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs L2GD, partial methods, agnostic FL and MAPPER beside their papers' loops.
 
-A program of its own, because JAX takes its precision once for a whole process. Prints
-the gaps as JSON. Only cohorts and the counts of coins are taken from fedblend.
+In float64. Only cohorts and the counts of coins are taken from fedblend.
 """
 
-import json
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import partial_transcription as partial_paper
+import relatives_transcription as paper
 
-jax.config.update("jax_enable_x64", True)
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import partial_transcription as partial_paper  # noqa: E402
-import relatives_transcription as paper  # noqa: E402
-
-import fedblend as fb  # noqa: E402
-import problems  # noqa: E402
-from fedblend.simulation.sampling import cohorts  # noqa: E402
+import fedblend as fb
+import problems
+from fedblend.simulation.sampling import cohorts
 
 RATE, ROUNDS, COHORT, SPLIT = 0.2, 9, 4, 2
 
@@ -144,7 +136,7 @@ def gap(ours, theirs) -> float:
     return float(np.abs(np.asarray(ours) - theirs).max())
 
 
-if __name__ == "__main__":
+def gaps() -> dict[str, float]:
+    """The largest difference in every comparison."""
     parts = (l2gd_gaps, fedrep_gaps, partial_gaps, agnostic_gaps, mapper_gaps)
-    gaps = {name: gap(*pair) for part in parts for name, *pair in part()}
-    print(json.dumps(gaps))
+    return {name: gap(*pair) for part in parts for name, *pair in part()}

@@ -2,31 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """APFL against its paper's equations in NumPy loops, and against known answers."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-TOLERANCE = 1e-10
-"""Float64 rounds at 1e-16; 28 steps stay far below, and any other formula does not."""
+from double_precision import check_method, find_gaps
 
 
 @pytest.fixture(scope="module")
 def gaps() -> dict[str, float]:
-    """The largest difference in every comparison, from a process in float64."""
-    script = Path(__file__).with_name("compare_apfl.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """The largest difference in every comparison."""
+    return find_gaps("compare_apfl")
 
 
 @pytest.mark.parametrize(("method", "count"), [("apfl", 13), ("averaged", 3)])
 def test_a_run_equals_the_loops(gaps, method, count):
-    mine = {name: gap for name, gap in gaps.items() if name.startswith(method)}
-    assert len(mine) == count
-    assert {name: gap for name, gap in mine.items() if not gap < TOLERANCE} == {}
+    check_method(gaps, method, count)
 
 
 @pytest.mark.parametrize("mix", ["parameters", "outputs"])

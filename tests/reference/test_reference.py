@@ -2,41 +2,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """Against the papers' pseudo-code in NumPy loops, in float64, cohorts and all."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-TOLERANCE = 1e-10
-"""Float64 rounds at 1e-16; 9 rounds of 5 steps on parameters of size 1 stay far below,
-and any other formula is off by 1e-3 or more."""
+from double_precision import check_method, find_gaps
 
 METHODS = {
-    "fedavg": 4,
-    "fedprox": 1,
-    "fedopt": 4,
-    "scaffold": 12,
-    "svrg": 6,
-    "local only": 1,
-    "finetune": 1,
-    "reptile": 8,
-    "fomaml": 8,
+    "compare": {
+        "fedavg": 4,
+        "fedprox": 1,
+        "fedopt": 4,
+        "scaffold": 12,
+        "svrg": 6,
+        "local only": 1,
+        "finetune": 1,
+        "reptile": 8,
+        "fomaml": 8,
+    },
+    "compare_relatives": {
+        "l2gd": 4,
+        "fedrep": 3,
+        "partial": 4,
+        "agnostic": 4,
+        "mapper": 4,
+    },
+    "compare_personalized": {"perfedavg": 4, "pfedme": 2, "ditto": 2},
 }
+"""Methods of a module, and how many comparisons each has."""
 
 
-@pytest.fixture(scope="session")
-def gaps() -> dict[str, float]:
-    """The largest difference in every comparison, from a process in float64."""
-    script = Path(__file__).with_name("compare.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.mark.parametrize(
+    ("module", "method", "count"),
+    [
+        (module, method, count)
+        for module, methods in METHODS.items()
+        for method, count in methods.items()
+    ],
+)
+def test_method_equals_its_papers_loop(module, method, count):
+    check_method(find_gaps(module), method, count)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_method_equals_its_papers_loop(gaps, method):
-    mine = {name: gap for name, gap in gaps.items() if name.startswith(method)}
-    assert len(mine) == METHODS[method]
-    assert {name: gap for name, gap in mine.items() if not gap < TOLERANCE} == {}
+@pytest.mark.parametrize(
+    "problem", ["logistic", pytest.param("quadratics", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(("solver", "count"), [("dgd", 4), ("dcgd", 2), ("diana", 8)])
+def test_flix_equals_its_papers_algorithms_1_to_3(problem, solver, count):
+    check_method(find_gaps("compare_flix", problem), f"{problem}, {solver}", count)

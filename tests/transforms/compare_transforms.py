@@ -1,26 +1,18 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""DCGD, DIANA and EF21 beside their papers in NumPy loops, in float64; prints gaps.
+"""DCGD, DIANA and EF21 beside their papers in NumPy loops, in float64.
 
-A program of its own, because JAX takes its precision once for a whole process. The
-loops speak of gradients as the papers do; only cohorts and the entries that rand-k
+The loops speak of gradients as the papers do; only cohorts and the entries that rand-k
 chose are taken from fedblend.
 """
-
-import json
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 
-jax.config.update("jax_enable_x64", True)
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import fedblend as fb  # noqa: E402
-import problems  # noqa: E402
-from fedblend import compress, keys  # noqa: E402
-from fedblend.simulation.sampling import cohorts  # noqa: E402
+import fedblend as fb
+import problems
+from fedblend import compress, keys
+from fedblend.simulation.sampling import cohorts
 
 DIM, RATE, ROUNDS, CLIENTS = 6, 0.2, 9, 7
 K = np.array([1, 2, 3, 6, 2, 4, 5])
@@ -166,7 +158,6 @@ def gap(ours, theirs) -> float:
     return float(np.abs(np.asarray(ours) - theirs).max())
 
 
-if __name__ == "__main__":
-    print(
-        json.dumps({name: gap(*pair) for name, *pair in comparisons("all" in sys.argv)})
-    )
+def gaps(*asked: str) -> dict[str, float]:
+    """The largest difference in every comparison."""
+    return {name: gap(*pair) for name, *pair in comparisons("all" in asked)}
