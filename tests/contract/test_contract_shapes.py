@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Structure and dtypes of everything that is kept or said never change.
 
-The whole product of transforms and algorithms, by shapes alone: no arithmetic is done.
+Every algorithm, and every transform over a quarter of them (over all of them in the
+slow tests), by shapes alone: no arithmetic is done.
 """
 
 from typing import Any
@@ -11,7 +12,15 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from registry import CASES, FORMED, ONE_OF_EACH, PRODUCT, formed
+from registry import (
+    CASES,
+    ENCODED,
+    ENCODERS,
+    FORMED,
+    ONE_OF_EACH,
+    PRODUCT,
+    formed,
+)
 
 import problems
 from fedblend import keys, trees
@@ -66,8 +75,25 @@ def read_metadata(tree):
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
 
 
+def _in_turns() -> set[str]:
+    """A quarter of the algorithms under each transform: each algorithm under three."""
+    by_transform = [
+        [name for name in ENCODED if name.startswith(f"{transform}(")]
+        for transform in ENCODERS
+    ]
+    return {
+        name for turn, names in enumerate(by_transform) for name in names[turn % 4 :: 4]
+    }
+
+
+LATER = ENCODED.keys() - _in_turns()
+"""Pairs of a transform and an algorithm for the slow tests."""
+
 PAIRS = [
-    *((name, "half") for name in PRODUCT),
+    *(
+        pytest.param(name, "half", marks=pytest.mark.slow if name in LATER else ())
+        for name in PRODUCT
+    ),
     *((name, "quadratics") for name in CASES),
     *(
         pytest.param(
