@@ -12,7 +12,7 @@ LONGEST = 60
 """Characters of a value that are shown."""
 ELSEWHERE: dict[str, str] = dict.fromkeys(
     (
-        *("transformer", "text_classifier", "Prefixed"),
+        *("char_rnn", "transformer", "text_classifier", "Prefixed"),
         *("train_tokenizer", "load_tokenizer", "read_texts", "Tokenizer"),
         *("fedsa_lora", "ffa_lora", "fedalt_lora", "rolora"),
     ),

@@ -8,6 +8,7 @@ they are ``fb.models.NAME`` and ``fb.algorithms.NAME``, and configurations name 
 
 from fedblend_adapters.adapt import adapt as adapt
 from fedblend_adapters.adapt import two_adapters as two_adapters
+from fedblend_adapters.char_rnn import char_rnn as char_rnn
 from fedblend_adapters.kinds import add_frozen as add_frozen
 from fedblend_adapters.kinds import bias as bias
 from fedblend_adapters.kinds import full as full

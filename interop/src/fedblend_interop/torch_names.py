@@ -21,20 +21,20 @@ names, and ``alpha``, the weight of the shared one.
 """
 
 import re
+import sys
 from collections.abc import Mapping
 
 import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.mixing import Blend
-from fedblend.models.char_rnn import CharRnn
 from fedblend.models.feedforward import Affine, Cnn, Mlp
 from fedblend.trees import leaves_by_path
 from fedblend_interop.onnx_graph import ExportError
 
 Named = dict[str, np.ndarray]
-KINDS = (Affine, Mlp, Cnn, CharRnn)
-"""The models of the package that PyTorch has layers for."""
+KINDS = (Affine, Mlp, Cnn)
+"""The models of the package that PyTorch has layers for, and ``char_rnn``."""
 NAMES = (
     (r"^embedding$", "embedding.weight"),
     (r"\.scale$", ".weight"),
@@ -62,7 +62,7 @@ def state_dict(model: PyTree) -> Named:
         values = {str(name): value for name, value in model.items()}
         if all(hasattr(value, "shape") for value in values.values()):
             return {name: np.asarray(value) for name, value in values.items()}
-    if not isinstance(model, KINDS):
+    if not (isinstance(model, KINDS) or _is_recurrent(model)):
         raise ExportError(
             f"torch: {type(model).__name__} has no layout of PyTorch; models of the "
             "package and of from_torch have one, --to safetensors exports every model"
@@ -80,7 +80,7 @@ def state_dict(model: PyTree) -> Named:
         hidden, channels = named["hidden.weight"], len(named["second.weight"])
         places = hidden.reshape(len(hidden), -1, channels)
         named["hidden.weight"] = np.swapaxes(places, 1, 2).reshape(len(hidden), -1)
-    if isinstance(model, CharRnn):  # PyTorch has a second bias
+    if _is_recurrent(model):  # PyTorch has a second bias
         second = {
             name.replace("_ih_", "_hh_"): np.zeros_like(bias)
             for name, bias in named.items()
@@ -88,3 +88,9 @@ def state_dict(model: PyTree) -> Named:
         }
         named |= second
     return named
+
+
+def _is_recurrent(model: PyTree) -> bool:
+    """Whether this is a ``char_rnn``, of a distribution that may not be installed."""
+    module = sys.modules.get("fedblend_adapters.char_rnn")
+    return module is not None and isinstance(model, module.CharRnn)

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models: plain JAX ones, by name or by builder, and those of other libraries.
 
-What other libraries need is in the distribution fedblend-interop, transformers are in
+What other libraries need is in the distribution fedblend-interop, models of text are in
 fedblend-adapters: they are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from fedblend.extras import find_elsewhere, require
-from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.derived import Ensemble as Ensemble
 from fedblend.models.derived import ensemble as ensemble
 from fedblend.models.derived import set_products as set_products
@@ -28,6 +27,7 @@ from fedblend.models.tabular import tabular as tabular
 
 if TYPE_CHECKING:
     from fedblend_adapters import Prefixed as Prefixed
+    from fedblend_adapters import char_rnn as char_rnn
     from fedblend_adapters import text_classifier as text_classifier
     from fedblend_adapters import transformer as transformer
     from fedblend_interop.frameworks import from_equinox as from_equinox

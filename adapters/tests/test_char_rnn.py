@@ -9,7 +9,8 @@ import pytest
 
 from fedblend import trees
 from fedblend.losses import sequence_cross_entropy
-from fedblend.models import build, char_rnn
+from fedblend.models import build
+from fedblend_adapters import char_rnn
 
 KEY = jax.random.key(0)
 CELL = pytest.mark.parametrize("cell", ["lstm", "gru"])
