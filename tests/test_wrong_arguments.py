@@ -60,8 +60,6 @@ WRONG: dict[str, tuple] = {
     "algorithm": (None, "fedavg", fb.fedavg),
     "compressor": (None, "rand_k", fb.compress.rand_k),
     "flag": (None, "yes", 2),
-    "mask": (None, True, 1, "all", [0, 1], [[True]], np.ones(4), [True, 0.5]),
-    "finite or None": (math.nan, math.inf, "1", True, [1.0], jnp.asarray(math.nan)),
 }  # fmt: skip
 WORK = {"optimizer": "rate", "steps": "steps", "batch_size": "count or None"}
 LOCAL = {"loss": "function", **WORK}

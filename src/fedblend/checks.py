@@ -260,24 +260,6 @@ class Instance:
         return value
 
 
-@dataclasses.dataclass(frozen=True)
-class Mask:
-    """A rule: which clients, as an array over clients of True and False."""
-
-    clients: bool = True
-
-    def __call__(self, key: str, value: Any) -> Any:
-        """The array."""
-        if is_traced(value):
-            return value
-        found = np.asarray(value) if isinstance(value, list | tuple) else value
-        an_array = isinstance(found, np.ndarray | jax.Array) and found.ndim == 1
-        if not an_array or found.dtype != bool:
-            raise UserError(key, value, "an array over clients of True and False")
-        return found
-
-
-MASK = Mask()
 ALGORITHM = Instance(Algorithm, "an Algorithm")
 FUNCTION = Instance(Callable, "a function")  # pyright: ignore
 FLAG = Instance((bool, np.bool_), "True or False")

@@ -36,7 +36,7 @@ defenses for distributed learning", NeurIPS 2019, arXiv:1902.06156.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.batches import client_entry
-from fedblend.checks import MASK, Number, gate, words
+from fedblend.checks import Number, gate, is_traced, words
 from fedblend.core import Algorithm, Key, PyTree, is_ragged
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.errors import UserError
@@ -52,6 +52,26 @@ from fedblend.transforms._compose import delta_of, wrap_inner_state
 
 FACTORS = {"negate": 1.0, "scale": 10.0, "noise": 1.0, "inner_product": 1.0}
 """The attacks by name, and how strong they are by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """A rule: which clients, as an array over clients of True and False."""
+
+    clients: bool = True
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """The array."""
+        if is_traced(value):
+            return value
+        found = np.asarray(value) if isinstance(value, list | tuple) else value
+        an_array = isinstance(found, np.ndarray | jax.Array) and found.ndim == 1
+        if not an_array or found.dtype != bool:
+            raise UserError(key, value, "an array over clients of True and False")
+        return found
+
+
+MASK = Mask()
 
 
 class ByzantineClient(NamedTuple):
