@@ -296,7 +296,6 @@ def transformed(transform: str, base: str) -> fb.Algorithm:
         "clip": lambda made: fb.transforms.clip(made, 0.1),
         "dp_blt": lambda made: fb.transforms.dp_blt(made, **noisy, strategy=strategy),
         "dp_fedavg": lambda made: fb.transforms.dp_fedavg(made, **noisy),
-        "dp_ftrl": lambda made: fb.transforms.dp_ftrl(made, **noisy, tree=2),
         "local_dp": lambda made: fb.transforms.local_dp(made, 0.1),
     }
     if transform in acting:

@@ -104,8 +104,10 @@ def test_noise_of_privacy_leaves_the_factor_that_rests():
     )
     moved = trees.subtract(run(private, rounds=1).shared, PARAMS)
     assert not np.any(moved[PATH]["a"]) and np.all(moved[PATH]["b"])
-    with pytest.raises(ValueError, match=r"^dp_ftrl: .* in some rounds only"):
-        fb.transforms.dp_ftrl(algorithm, clip=0.5, noise=2.0, cohort=CLIENTS, tree=4)
+    with pytest.raises(ValueError, match=r"^dp_blt: .* in some rounds only"):
+        fb.transforms.dp_blt(
+            algorithm, clip=0.5, noise=2.0, cohort=CLIENTS, strategy=fb.theory.blt.Blt()
+        )
 
 
 @pytest.mark.slow

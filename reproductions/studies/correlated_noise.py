@@ -32,6 +32,7 @@ from scipy.stats import t
 
 import fedblend as fb
 from fedblend.theory import blt, privacy
+from fedblend_reproductions.dp_ftrl import dp_ftrl, tree_cost
 
 TUNING, SEEDS = range(100, 105), range(10)
 TREES = (4, 8)
@@ -82,7 +83,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
     """
     most = of.data.clients // of.cohort
     cost: dict[str, Any] = {"rounds": of.rounds, "delta": of.delta}
-    alone = privacy.tree_cost(noise=of.noise, tree=1, epoch=most, **cost)
+    alone = tree_cost(noise=of.noise, tree=1, epoch=most, **cost)
     print(f"  {alone}, {of.rounds} rounds of {of.cohort}, clients in every {most}th")
     assert alone.epsilon is not None
     usual: dict[str, Any] = {"cohort": of.cohort, "noise_from": "seed"}
@@ -102,13 +103,13 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
         epoch = most // tree * tree
         nodes = -(-of.rounds // epoch) * tree.bit_length()
         noise = of.noise * (nodes / often) ** 0.5
-        spent = privacy.tree_cost(noise=noise, tree=tree, epoch=epoch, **cost)
+        spent = tree_cost(noise=noise, tree=tree, epoch=epoch, **cost)
         assert spent.epsilon is not None and spent.epsilon <= alone.epsilon * 1.000001
         found[f"trees of {tree}"] = (
-            fb.transforms.dp_ftrl,
+            dp_ftrl,
             noise,
             fb.Cohort(of.cohort, epoch=epoch),
-            {**usual, "tree": tree},
+            {"cohort": of.cohort, "tree": tree},
         )
     return found
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.theory import blt, privacy
+from fedblend.theory import blt
+from fedblend_reproductions.dp_ftrl import dp_ftrl, tree_cost
 
 BLT = 0
 """In place of a tree: BLT noise for one part in 64 rounds."""
@@ -25,12 +26,12 @@ STRATEGY = blt.optimal(rounds=64, separation=64)
 def noised(algorithm, tree: int, noise: float, clip: float, cohort: int):
     """With trees of so many rounds, or noise of its own in every round if it is one."""
     settings: dict[str, Any] = {"clip": clip, "noise": noise, "cohort": cohort}
+    if tree > 1:
+        return dp_ftrl(algorithm, **settings, tree=tree)
     settings["noise_from"] = "seed"  # the figures are the same again
     if tree == BLT:
         return fb.transforms.dp_blt(algorithm, **settings, strategy=STRATEGY)
-    if tree == 1:
-        return fb.transforms.dp_fedavg(algorithm, **settings)
-    return fb.transforms.dp_ftrl(algorithm, **settings, tree=tree)
+    return fb.transforms.dp_fedavg(algorithm, **settings)
 
 
 def equal_noise(tree: int, alone: float) -> float:
@@ -50,7 +51,7 @@ def on_digits() -> None:
     federated_data = fb.federate(digits.rows, parts, test=0.2)
     model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
     loss = fb.losses.cross_entropy(model.apply)
-    cost = privacy.tree_cost(noise=4.0, tree=1, epoch=8, rounds=32, delta=1e-4)
+    cost = tree_cost(noise=4.0, tree=1, epoch=8, rounds=32, delta=1e-4)
     print(f"digits, {cost}: accuracy over ten seeds")
     for rate, clip in ((0.3, 0.5), (0.1, 0.2)):
         for tree in (8, 1):
@@ -78,7 +79,7 @@ def on_digits() -> None:
 def on_quadratics() -> None:
     federated_data, optimum = fb.datasets.quadratics(clients=512, dim=10)
     curvature = np.asarray(federated_data.train.examples[0]).mean(0)
-    cost = privacy.tree_cost(noise=3.0, tree=1, epoch=64, rounds=64, delta=1e-4)
+    cost = tree_cost(noise=3.0, tree=1, epoch=64, rounds=64, delta=1e-4)
     print(f"quadratics, {cost}: gap to the optimum over twenty seeds, from ones")
     for rate in (0.01, 0.03, 0.1, 0.3):
         plain = fb.fedavg(

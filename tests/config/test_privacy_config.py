@@ -29,7 +29,7 @@ from fedblend.runs.plan.problem import problem
 from fedblend.runs.run import run_config
 from fedblend.simulation.simulate import set_up
 from fedblend.theory.blt import optimal
-from fedblend.theory.privacy import blt_cost, cohort_cost, tree_cost
+from fedblend.theory.privacy import blt_cost, cohort_cost, gaussian_epsilon
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 TABLE: dict[str, Any] = {"clip": 0.5, "noise": 2.0, "delta": 1e-3}
@@ -101,21 +101,23 @@ def test_several_seeds_cost_more_together(configured):
     assert f"of all 3 seeds together, {once:.4g} of each" in found["sentence"]
 
 
-def test_a_tree_over_clients_that_are_dealt(configured):
-    config = configured({"tree": 2}, run={"epoch": 2, "seed": [0, 1]})
-    counted: dict[str, Any] = dict(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
-    once, both = tree_cost(**counted), tree_cost(**counted, runs=2)
+def test_clients_that_are_dealt_take_part_once_in_an_epoch(configured):
+    """Four rounds of epochs of two are two Gaussian mechanisms for a client."""
+    config = configured(run={"epoch": 2, "seed": [0, 1]})
+    once, both = (
+        gaussian_epsilon(participations * (2 / 2.0) ** 2, 1e-3)
+        for participations in (2, 4)
+    )
     found = promised(config)
-    assert found["epsilon"] == both.epsilon
-    assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
-    assert build(config).algorithm.start.__module__.endswith("_correlated_noise")
+    assert found["epsilon"] == pytest.approx(both, rel=1e-9)
+    assert f"of all 2 seeds together, {once:.4g} of each" in found["sentence"]
     assert build(config).spec.cohort.epoch == 2  # pyright: ignore
 
 
 def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, compiled):
-    """Nothing of the lost rounds was written, and the tree goes on as a new one."""
+    """Nothing of the lost rounds was written, and the strategy begins anew."""
     config = configured(
-        {"tree": 2},
+        {"buffers": 2},
         run={"epoch": 2, "every": 1},
         measure={"metrics": ["loss"], "splits": ["test"]},
     )
@@ -127,8 +129,7 @@ def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, comp
     with pytest.raises(KeyboardInterrupt):
         run_config(config, tmp_path / "out", on_step=stop)
     summary = run_config(config, tmp_path / "out", resume=True)
-    cost = tree_cost(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
-    assert summary["privacy"]["epsilon"] == cost.epsilon
+    assert summary["privacy"]["epsilon"] == promised(config)["epsilon"]
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
 
@@ -154,7 +155,7 @@ def test_buffers_are_accounted_for_however_clients_are_drawn(configured):
     expected = blt_cost(**run, strategy=strategy, participations=2)
     assert promised(dealt)["epsilon"] == expected.epsilon
     drawn = promised(configured({"buffers": 1}))["epsilon"]
-    always = tree_cost(**run, tree=1, epoch=1).epsilon
+    always = gaussian_epsilon(4 * (2 / 2.0) ** 2, 1e-3)
     assert drawn == pytest.approx(always)
     assert drawn > expected.epsilon
 
@@ -171,13 +172,8 @@ def test_buffers_know_the_momentum_of_the_server(configured):
     assert found != optimal(rounds=20, separation=2, buffers=2)
 
 
-def test_trees_for_clients_that_take_turns(configured):
+def test_clients_that_take_turns_cost_as_much_as_dealt_ones(configured):
     """In two rounds in a row nobody is there twice, as in an epoch of two."""
-    found = promised(configured({"tree": 2}, run={"separation": 2}))
-    assert found == promised(configured({"tree": 2}, run={"epoch": 2}))
-    assert found["epsilon"] is not None
-    close = promised(configured({"tree": 4}, run={"separation": 2}))
-    assert close["epsilon"] is None
     alone = promised(configured(run={"separation": 2}))
     assert alone == promised(configured(run={"epoch": 2}))
 
@@ -236,11 +232,6 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         (configured(run={"reduction": "median"}), 'run.reduction = "median" is no sum'),
         (configured(run={"weights": "by_count"}), "run.weights are not uniform"),
         (configured(algorithm=flix), 'algorithm.rate = "theory" is computed from the'),
-        (configured({"tree": 2}), "clients are drawn in every round, and one may"),
-        (
-            configured({"tree": 4}, run={"epoch": 2}),
-            "clients are drawn in epochs of 2 rounds, and one may",
-        ),
     ):
         found = promised(config)
         assert found["epsilon"] is None
@@ -328,11 +319,9 @@ def test_what_is_compressed_is_clipped_again_and_has_a_guarantee(configured):
         ({"delta": 0.0}, "privacy.delta: 0.0 is not in"),
         ({"quantile": 0.5}, "privacy.quantile: goes with adaptive = true"),
         ({"adaptive": True}, "privacy.count_noise: 0.15 is not above half of the"),
-        ({"tree": 0}, "privacy.tree: 0 is not at least 1"),
-        ({"tree": 2, "adaptive": True}, "privacy.tree: goes without adaptive = true"),
+        ({"tree": 2}, "privacy.tree: unknown key"),
         ({"buffers": 11}, r"privacy.buffers: 11 is not in \[0, 10\]"),
         ({"buffers": 2, "adaptive": True}, "privacy.buffers: goes without adaptive"),
-        ({"buffers": 2, "tree": 2}, "privacy.buffers: goes without tree"),
         (
             {"buffers": 2, "run": {"sampling": "poisson"}},
             "run.sampling: 'poisson' has rounds in which nobody takes part",
@@ -348,7 +337,7 @@ def test_what_is_compressed_is_clipped_again_and_has_a_guarantee(configured):
         ),
         ({"run": {"epoch": 3}}, "run.epoch: 3 is not between 1 and 2, the rounds th"),
         (
-            {"tree": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
+            {"buffers": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
             "privacy: the wrapped algorithm's server is not linear in the mean update",
         ),
         (
@@ -382,12 +371,10 @@ def test_bad_input_has_exit_code_2(tiny, write, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_federation_of_nodes_does_not_deal_and_promises_nothing(tiny, write):
+def test_a_federation_of_nodes_does_not_deal(tiny, write):
     nodes = {"partition": "nodes", "clients": 6, "kind": "classes", "classes": 3}
     content = {**tiny, "data": {**nodes, "shape": [4]}}
-    content["privacy"] = {**TABLE, "tree": 2}
-    found = promised(load(write(content)))["sentence"]
-    assert found.startswith("no guarantee: clients are drawn in every round")
+    content["privacy"] = {**TABLE, "buffers": 2}
     for key, value in {"epoch": 2, "separation": 2, "sampling": "poisson"}.items():
         content["run"] = {**tiny["run"], key: value}
         with pytest.raises(ConfigError, match=rf"run.{key}: is not for a federation"):

@@ -45,7 +45,6 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "clip": [0.01, 0.1],
         "noise": [1.5, 3.0],
         "adjacency": ["replace_one", "zero_out"],
-        "tree": [None, None, None, 2],
         "buffers": [None, None, None, 1],
         "noise_from": [*["system"] * 9, "seed"],
     },

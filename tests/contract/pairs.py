@@ -125,7 +125,6 @@ WITH = {
         made, **PRIVATE, strategy=Blt((0.75,), (0.6,))
     ),
     "dp_fedavg": lambda made, on: transforms.dp_fedavg(made, **PRIVATE),
-    "dp_ftrl": lambda made, on: transforms.dp_ftrl(made, **PRIVATE, tree=64),
     "ef21": lambda made, on: transforms.ef21(made, compress.top_k(1)),
     "local_dp": lambda made, on: transforms.local_dp(made, 1e3),
     "mixed_fl": lambda made, on: transforms.mixed_fl(

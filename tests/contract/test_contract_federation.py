@@ -76,10 +76,11 @@ def _private(algorithm, federated_data):
     )
 
 
-def _by_tree(algorithm, federated_data):
+def _correlated(algorithm, federated_data):
     del federated_data
-    options = {"noise": 1.0, "cohort": 2, "tree": 2, "noise_from": "seed"}
-    return fb.transforms.dp_ftrl(algorithm, clip=0.05, **options)
+    options = {"noise": 1.0, "cohort": 2, "noise_from": "seed"}
+    strategy = fb.theory.blt.Blt((0.75,), (0.6,))
+    return fb.transforms.dp_blt(algorithm, clip=0.05, strategy=strategy, **options)
 
 
 def _mixed(how):
@@ -93,7 +94,7 @@ def _mixed(how):
     [
         pytest.param(_private, id="private"),
         pytest.param(_mixed("two_way"), id="two_way"),
-        pytest.param(_by_tree, id="by_tree", marks=pytest.mark.slow),
+        pytest.param(_correlated, id="by_tree", marks=pytest.mark.slow),
         pytest.param(_mixed("parallel"), id="parallel", marks=pytest.mark.slow),
         pytest.param(_mixed("one_way"), id="one_way", marks=pytest.mark.slow),
     ],
@@ -103,7 +104,7 @@ def test_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
     params = Table(jnp.zeros((6, 2), jnp.float32), jnp.ones(2, jnp.float32))
     plain = fb.fedavg(_table_loss, fb.Work(0.1, steps=2, batch_size=2))
     algorithm, key = wrap(plain, federated_data), jax.random.key(3)
-    without = (_private, _by_tree)
+    without = (_private, _correlated)
     central = None if wrap in without else fb.shard_of(_numbers())
     what = (algorithm, params, federated_data, key)
     settings: dict[str, Any] = {"rounds": 3, "cohort": 2}

@@ -338,14 +338,8 @@ def test_what_does_not_go_together_is_refused(settings, line):
         begin(descent, cohort=cohort)
 
 
-@pytest.mark.parametrize("method", [fb.transforms.dp_ftrl, fb.transforms.dp_blt])
-def test_correlated_noise_is_refused(method):
-    more = (
-        {"tree": 2}
-        if method is fb.transforms.dp_ftrl
-        else {"strategy": fb.theory.blt.Blt()}
-    )
+def test_correlated_noise_is_refused():
     with pytest.raises(
         ValueError, match=r"^sampling: 'poisson' has rounds in which nobo"
     ):
-        begin(method(descent, **OPTIONS, **more))
+        begin(fb.transforms.dp_blt(descent, **OPTIONS, strategy=fb.theory.blt.Blt()))

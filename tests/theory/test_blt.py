@@ -18,7 +18,7 @@ from fedblend.theory.blt import (
     optimal,
     sensitivity,
 )
-from fedblend.theory.privacy import blt_cost, tree_cost
+from fedblend.theory.privacy import blt_cost
 
 SOME = Blt((0.3, 0.9), (0.25, 0.4))
 STRATEGIES = {
@@ -182,8 +182,8 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(adjacency):
 def test_without_buffers_it_is_rounds_with_noise_of_their_own():
     run: dict[str, Any] = {"noise": 4.0, "rounds": 31, "delta": 1e-5}
     blt = blt_cost(strategy=INDEPENDENT, separation=5, **run)
-    alone = tree_cost(tree=1, epoch=5, **run)
-    assert blt.epsilon == pytest.approx(alone.epsilon, rel=1e-9)
+    alone = gaussian(2 * np.sqrt(7) / 4.0, 1e-5)
+    assert blt.epsilon == pytest.approx(alone, rel=1e-6)
 
 
 def test_clients_that_are_closer_than_planned_cost_more_and_are_accounted_for():

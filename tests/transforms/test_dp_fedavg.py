@@ -146,7 +146,11 @@ def test_flix_says_nothing_on_joining_and_keeps_its_local_models():
 
 
 @pytest.mark.parametrize(
-    "method", [fb.transforms.dp_fedavg, partial(fb.transforms.dp_ftrl, tree=2)]
+    "method",
+    [
+        fb.transforms.dp_fedavg,
+        partial(fb.transforms.dp_blt, strategy=fb.theory.blt.Blt((0.75,), (0.6,))),
+    ],
 )
 def test_the_server_clips_what_it_decodes(method):
     """rand_k(1) of three entries makes the one that it sends three times as long."""

@@ -92,8 +92,8 @@ CLIPS = {
     "dp_fedavg": lambda algorithm: fb.transforms.dp_fedavg(
         algorithm, clip=0.1, noise=0.0, cohort=2
     ),
-    "dp_ftrl": lambda algorithm: fb.transforms.dp_ftrl(
-        algorithm, clip=0.1, noise=0.0, cohort=2, tree=4
+    "dp_blt": lambda algorithm: fb.transforms.dp_blt(
+        algorithm, clip=0.1, noise=0.0, cohort=2, strategy=fb.theory.blt.Blt()
     ),
 }
 

@@ -17,29 +17,25 @@ from scipy import stats
 
 import fedblend as fb
 import problems
-from fedblend.simulation.serialize import pack
+from fedblend.theory.blt import Blt
 from fedblend.transforms import noise
-from fedblend.transforms.noise import GRAIN_BITS, NO_NAME, add_noise, add_tree_noise
+from fedblend.transforms.blt_noise import add_blt_noise
+from fedblend.transforms.noise import GRAIN_BITS, NO_NAME, add_noise
 from fedblend.trees import precision
 
 on = problems.quadratics()
 descent = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))
 PLAN: dict[str, Any] = {"rounds": 6, "cohort": fb.Cohort(2, epoch=3), "every": 2}
 OPTIONS: dict[str, Any] = {"clip": 0.15, "noise": 1.5, "cohort": 2}
+STRATEGY = Blt((0.75,), (0.6,))
 METHODS = {
     "dp_fedavg": partial(fb.transforms.dp_fedavg, **OPTIONS),
-    "dp_ftrl": partial(fb.transforms.dp_ftrl, **OPTIONS, tree=3),
+    "dp_blt": partial(fb.transforms.dp_blt, **OPTIONS, strategy=STRATEGY),
 }
 
 
 def drawn(tree, std=1.0):
     return jax.jit(lambda values: add_noise(values, std, None))(tree)
-
-
-def grown(values, name, number=0, counts=True, std=1.0):
-    step = jax.jit(partial(add_tree_noise, std=std))
-    found, name = step(values, name=name, number=number, counts=counts)
-    return np.asarray(found), name
 
 
 def test_it_is_normal_and_new_in_every_call_entry_and_replica():
@@ -90,31 +86,6 @@ def test_types_shapes_and_no_noise():
     np.testing.assert_array_equal(drawn(values, 0.0)["b"], values["b"])
 
 
-def test_a_name_is_used_once_and_a_new_tree_begins_without_one():
-    zeros = jnp.zeros(20_000)
-    first, one = grown(zeros, NO_NAME)
-    second, two = grown(zeros, one)
-    # The sum of two rounds has the noise of one node, and not of the first.
-    assert (first + second).std() == pytest.approx(1.0, abs=0.03)
-    assert abs(np.mean(first * (first + second))) < 0.04
-    again, _ = grown(zeros, one)
-    assert again.std() == pytest.approx(1.0, abs=0.03)
-    assert abs(np.mean(again * first)) < 0.04
-    assert abs(np.mean(again * second)) < 0.06
-    same, kept = grown(zeros, two, counts=False)
-    np.testing.assert_array_equal(same, 0)
-    np.testing.assert_array_equal(kept, two)
-    third, _ = grown(zeros, two)
-    assert (first + second + third).var() == pytest.approx(2.0, abs=0.1)
-
-
-def test_trees_that_nobody_comes_back_for_are_dropped(monkeypatch):
-    monkeypatch.setattr(noise, "_KEPT", {})
-    monkeypatch.setattr(noise, "MAX_TREES", 3)
-    names = [grown(jnp.zeros(2), NO_NAME)[1] for _ in range(5)]
-    assert list(noise._KEPT) == [np.asarray(name).tobytes() for name in names[2:]]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_resumed_run_has_other_noise_and_reveals_none(name, tmp_path):
     """Whoever has the checkpoint and the run that went on cannot subtract its noise."""
@@ -138,11 +109,6 @@ def test_a_resumed_run_has_other_noise_and_reveals_none(name, tmp_path):
     models = np.stack([one.complete().shared for one in (run, second, third)])
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(models[one] - models[other]).max() > 1e-3
-    if name == "dp_ftrl":
-        held = [own for kept in noise._KEPT.values() for own in kept.secrets.values()]
-        assert held
-        saved = path.read_bytes() + pack(run.snapshot(), {})
-        assert not any(own in saved or own.hex().encode() in saved for own in held)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -239,8 +205,8 @@ def test_no_leaf_travels_to_the_host_and_clients_share_a_call():
 def test_a_large_leaf_reaches_the_host_in_pieces_that_are_copied_at_once():
     """Copies of others wait for a thread, and two devices on two cores have none."""
     leaf = jnp.zeros((300, 200))
-    asked: dict[str, Any] = {"name": NO_NAME, "number": 0, "counts": True}
-    add = partial(add_tree_noise, std=1.0, **asked)
+    asked: dict[str, Any] = {"state": NO_NAME, "round": 0, "counts": True, "key": None}
+    add = partial(add_blt_noise, std=1.0, strategy=STRATEGY, **asked)
     (call,) = calls(jax.make_jaxpr(add)(leaf).jaxpr)
     sizes = [4 * operand.aval.size for operand in call.invars]
     assert sum(sizes) > 4 * 60_000

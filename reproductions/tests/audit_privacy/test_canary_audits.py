@@ -45,16 +45,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
         0.3,
     ),
     "dealt": ({"rounds": 2, "cohort": 3, "epoch": 2}, {"noise": 1.0}, 0.5),
-    "tree": (
-        {"rounds": 4, "cohort": 1, "epoch": 4},
-        {"noise": 3.0, "tree": 4},
-        0.2,
-    ),
-    "epochs of trees": (
-        {"rounds": 4, "cohort": 3, "epoch": 2},
-        {"noise": 4.0, "tree": 2, "adjacency": "zero_out"},
-        0.1,
-    ),
     "blt": (
         {"rounds": 4, "cohort": 3, "separation": 2},
         {"noise": 4.0, "buffers": 2},
@@ -134,11 +124,6 @@ def replacing_counts_as_leaving(monkeypatch):
     monkeypatch.setitem(accountant.MOVES, "replace_one", 1)
 
 
-def noise_of_the_tree_but_once(monkeypatch):
-    """A client is below several nodes; the accountant counts one for each epoch."""
-    monkeypatch.setattr(accountant, "_nodes", lambda rounds, *_: 1)
-
-
 BUGS = [
     (half_the_noise, "everyone", 240),
     (no_clipping, "everyone", 240),
@@ -147,17 +132,14 @@ BUGS = [
 MORE_BUGS = [
     (half_the_noise, "sampled", 240),
     (half_the_noise, "adaptive", 240),
-    (half_the_noise, "tree", 240),
     (half_the_noise, "zero_out", 240),
     (half_the_noise, "blt", 240),
     (half_the_noise, "blt, everyone", 240),
     (no_clipping, "blt", 240),
     (no_clipping, "sampled", 240),
     (no_clipping, "adaptive", 240),
-    (no_clipping, "tree", 240),
     (noise_of_the_first_leaf_only, "everyone", 240),
     (replacing_counts_as_leaving, "everyone", 240),
-    (noise_of_the_tree_but_once, "tree", 2000),
 ]
 """The bug, where it is planted, and how many runs there are to find it."""
 

@@ -38,7 +38,6 @@ from fedblend.trees import precision
 TABLES = {
     "dp_blt": "privacy",
     "dp_fedavg": "privacy",
-    "dp_ftrl": "privacy",
     "mixed_fl": "central",
     "strata": "populations",
 }

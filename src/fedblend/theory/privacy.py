@@ -63,11 +63,9 @@ either of two neighbors, so that epsilon and delta of runs without it become::
     delta <- delta + (1 + exp(epsilon)) p
 
 Where cohorts are fixed in advance (``Cohort(epoch=...)``) each client takes part at
-most once in an epoch, and sampling does not amplify privacy. The mechanism of
-``transforms.dp_ftrl`` is then a Gaussian one for every node of a tree that a client is
-in, at most as many as the tree's rounds have binary digits. All nodes of all epochs are
-one Gaussian mechanism of noise z / sqrt(nodes), whose epsilon is exact, although later
-updates depend on earlier ones. Rounds with independent noise are trees of one round.
+most once in an epoch, and sampling does not amplify privacy. The rounds of all epochs
+are then one Gaussian mechanism of noise z / sqrt(epochs), whose epsilon is exact,
+although later updates depend on earlier ones: ``blt_cost`` without buffers.
 
 The mechanism of ``transforms.dp_blt`` is one Gaussian mechanism, too: the noise of all
 rounds has a sensitivity in ``theory.blt`` for clients that take part so often and so
@@ -197,7 +195,7 @@ def cohort_cost(
     """The privacy that rounds of ``dp_fedavg`` cost a client.
 
     Needs the extra ``private``. For cohorts drawn anew in every round; see
-    ``tree_cost`` for epochs.
+    ``blt_cost`` for epochs.
 
     Args:
         noise: z, of the sum in units of the clip; with a quantile, of both together.
@@ -238,54 +236,6 @@ def cohort_cost(
 
 @gate(
     noise=NOT_NEGATIVE,
-    rounds=WHOLE,
-    delta=CHANCE,
-    tree=COUNT,
-    epoch=optional(COUNT),
-    runs=COUNT,
-)
-def tree_cost(
-    *,
-    noise: float,
-    tree: int,
-    epoch: int | None,
-    rounds: int,
-    delta: float,
-    adjacency: str = "replace_one",
-    runs: int = 1,
-) -> Guarantee:
-    """The privacy that rounds cost a client that takes part at most once in an epoch.
-
-    No cohorts are sampled, their size does not matter.
-
-    Args:
-        noise: z, of a node in units of the clip.
-        tree: rounds of a tree of ``dp_ftrl``; 1 for ``dp_fedavg``.
-        epoch: as in ``simulate``; None if cohorts are drawn anew in every round.
-        rounds: of the whole run, whichever of them are published.
-        delta: the probability of failure; far below 1/n.
-        adjacency: "replace_one" or "zero_out".
-        runs: number of runs of all rounds, with other seeds.
-    """
-    _check(adjacency)
-    if noise > 0 and (epoch or 1) % tree:
-        drawn = (
-            f"drawn in epochs of {epoch} rounds" if epoch else "drawn in every round"
-        )
-        reason = (
-            f"clients are {drawn}, and one may take part more than once in a tree of "
-            f"{tree}; epochs of {tree} or a multiple are needed"
-        )
-        return Guarantee(None, delta, adjacency, reason)
-    # In a tree of T rounds the first leaf is below a node of every size up to T: 1, 2,
-    # 4, .., as many as T has binary digits.
-    whole, rest = divmod(rounds, epoch or 1)
-    nodes = whole * tree.bit_length() + min(rest, tree).bit_length()
-    return _compose(runs * nodes, MOVES[adjacency], noise, delta, adjacency)
-
-
-@gate(
-    noise=NOT_NEGATIVE,
     strategy=STRATEGY,
     rounds=WHOLE,
     delta=CHANCE,
@@ -310,7 +260,7 @@ def blt_cost(
 
     Args:
         noise: z, that a round adds in units of the clip.
-        strategy: as of ``dp_blt``.
+        strategy: as of ``dp_blt``; ``blt.INDEPENDENT`` for ``dp_fedavg``.
         rounds: of the whole run, whichever of them are published.
         delta: the probability of failure; far below 1/n.
         separation: as in ``simulate``: rounds from one update of a client to its next,

@@ -12,7 +12,6 @@ from fedblend.transforms.diana import diana as diana
 from fedblend.transforms.downlink import downlink as downlink
 from fedblend.transforms.dp_blt import dp_blt as dp_blt
 from fedblend.transforms.dp_fedavg import dp_fedavg as dp_fedavg
-from fedblend.transforms.dp_ftrl import dp_ftrl as dp_ftrl
 from fedblend.transforms.local_dp import local_dp as local_dp
 from fedblend.transforms.mixed_fl import mixed_fl as mixed_fl
 from fedblend.transforms.row_noise import row_noise as row_noise

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Noise on sums over rounds: what ``dp_ftrl`` and ``dp_blt`` have in common.
+"""Noise on sums over rounds: what ``dp_blt`` adds, and other such noise.
 
 Clients clip, the server clips again what it decodes, and divides the sum of what it
 received by the planned size of a cohort. The noise of a round depends on that of

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """BLT-DP-FTRL: clipped updates, and noise that cancels over rounds, from a few buffers.
 
-Wraps the algorithms that ``dp_ftrl`` wraps, in place of its binary tree. With K the
-planned size of a cohort, z the noise, C the clip, and a strategy of decays and weights
-(``theory.blt``), a round::
+Wraps the algorithms that ``dp_fedavg`` wraps, if the server's step is linear. With K
+the planned size of a cohort, z the noise, C the clip, and a strategy of decays and
+weights (``theory.blt``), a round::
 
     delta_i <- delta_i * min(1, C / |delta_i|),  zeros if it is not finite
     w       <- N(0, (z C)^2) - sum over j of weights_j s_j
@@ -13,8 +13,8 @@ planned size of a cohort, z the noise, C the clip, and a strategy of decays and 
 
 and the wrapped server takes delta as the mean update. The noise in FedAvg's model, the
 sum of all w so far, is less than that of independent noise at equal privacy, and less
-than a tree's: the strategy is optimal for the number of rounds, for how many rounds
-lie between two updates of a client, and for the server's momentum. Without buffers it
+than a tree's: the strategy is optimal for the number of rounds, for how many rounds lie
+between two updates of a client, and for the server's momentum. Without buffers it
 is ``dp_fedavg``. ``theory.privacy.blt_cost`` computes the cost, which depends on
 how often clients take part and how far apart, whatever the strategy was made for.
 

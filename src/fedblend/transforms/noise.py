@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from math import factorial, prod
 from ssl import RAND_bytes
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +50,6 @@ GRAIN_BITS = 10
 """The grid of noisy values is so many powers of two finer than the noise."""
 PIECE_BYTES = 2**16
 """Of an argument of a function on the host; JAX copies up to 100 KB at once."""
-MAX_TREES = 4096
-"""Trees that are kept; one that is dropped begins anew, which costs accuracy only."""
 
 
 def add_noise(tree: PyTree, std: float | jax.Array, key: Key | None) -> PyTree:
@@ -238,74 +236,8 @@ def _normal(words: jax.Array) -> tuple[jax.Array, jax.Array]:
     return length * one, length * other
 
 
-def add_tree_noise(
-    tree: PyTree,
-    std: float | jax.Array,
-    name: jax.Array,
-    number: jax.Array,
-    counts: jax.Array,
-) -> tuple[PyTree, jax.Array]:
-    """The tree plus ``N_s - N_(s-1)`` of ``dp_ftrl``, and the name of what is kept.
-
-    A name is used once. Whoever comes with one that is used up, or of another process
-    (a run that was resumed, or one that goes on twice from the same state), gets a new
-    binary tree: no two sums ever have the noise of the same node.
-
-    Args:
-        tree: of arrays.
-        std: of the noise of a node.
-        name: under which the nodes of the sum so far are kept; ``NO_NAME`` at first.
-        number: of the binary tree; another number begins a new one.
-        counts: whether the round counts; if not, nothing changes.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    name, *noisy = call_host(_grow, [name], leaves, name, number, counts, std)
-    return jax.tree.unflatten(structure, noisy), name
-
-
 NO_NAME = np.zeros(4, np.uint32)
-"""The name of no nodes."""
-
-
-class _Nodes(NamedTuple):
-    """The secrets of the nodes whose noise is in the sum of so many rounds, by level.
-
-    Levels are the ones of ``rounds`` in binary.
-    """
-
-    number: int
-    rounds: int
-    secrets: dict[int, bytes]
-
-
-_KEPT: dict[bytes, _Nodes] = {}
-
-
-def _grow(
-    name: np.ndarray,
-    number: np.ndarray,
-    counts: np.ndarray,
-    std: np.ndarray,
-    *leaves: np.ndarray,
-) -> list[np.ndarray]:
-    if not counts:
-        return [name, *leaves]
-    nodes = _KEPT.pop(np.asarray(name).tobytes(), None)
-    if nodes is None or nodes.number != number:
-        nodes = _Nodes(int(number), 0, {})
-    rounds = nodes.rounds + 1
-    # The lowest one of the new number is a new node, over those of the levels below.
-    top = (rounds & -rounds).bit_length() - 1
-    ended = [nodes.secrets[level] for level in range(top)]
-    rest = {level: own for level, own in nodes.secrets.items() if level > top}
-    new, fresh = new_secret(), new_name()
-    _KEPT[fresh.tobytes()] = _Nodes(nodes.number, rounds, {**rest, top: new})
-    while len(_KEPT) > MAX_TREES:
-        del _KEPT[next(iter(_KEPT))]
-    noise = normal_of(new, entries(leaves))
-    for other in ended:
-        noise -= normal_of(other, entries(leaves))
-    return [fresh, *add_on_grid(leaves, float(std), noise)]
+"""The name of what is not kept yet."""
 
 
 def add_on_grid(
@@ -335,7 +267,7 @@ def normal_of(secret: bytes, count: int) -> np.ndarray:
 
 
 def new_secret() -> bytes:
-    """Bits of the operating system for the noise of one node or round."""
+    """Bits of the operating system for the noise of one round."""
     return secrets.token_bytes(32)
 
 

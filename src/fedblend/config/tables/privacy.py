@@ -13,7 +13,6 @@ from pydantic import model_validator
 
 from fedblend import transforms
 from fedblend.config.table import (
-    Count,
     Inside,
     Mixing,
     NotNegative,
@@ -32,7 +31,7 @@ from fedblend.registry import (
     OWN_MODEL,
 )
 from fedblend.theory.blt import BUFFERS, Blt, optimal
-from fedblend.theory.privacy import Guarantee, blt_cost, cohort_cost, tree_cost
+from fedblend.theory.privacy import Guarantee, blt_cost, cohort_cost
 from fedblend.transforms.row_noise import RowNoise, row_noise
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ EXAMINED = {
         "store rows dropout reduction trim precision keep_personal until"
     ),
     "privacy": (
-        "clip noise tree buffers delta adjacency adaptive quantile rate count_noise "
+        "clip noise buffers delta adjacency adaptive quantile rate count_noise "
         "noise_from"
     ),
     # Public, as the initial model is: a base that clients' rows were used for is not.
@@ -108,7 +107,6 @@ class Privacy(Table):
 
     clip: Positive
     noise: NotNegative
-    tree: Count | None = None
     buffers: Annotated[int, limit(BUFFERS)] | None = None
     delta: Inside
     adjacency: Literal["replace_one", "zero_out", "add_or_remove"] = "replace_one"
@@ -129,18 +127,10 @@ class Privacy(Table):
                 )
                 for key in ADAPTIVE
             ),
-            *(
-                (
-                    self.adaptive and getattr(self, key) is not None,
-                    key,
-                    "goes without adaptive = true, with one clip",
-                )
-                for key in ("tree", "buffers")
-            ),
             (
-                self.tree is not None and self.buffers is not None,
+                self.adaptive and self.buffers is not None,
                 "buffers",
-                "goes without tree, which has other noise",
+                "goes without adaptive = true, with one clip",
             ),
         )
         return self
@@ -172,7 +162,7 @@ def add_noise(config: "Config", algorithm: Algorithm, cohort: int) -> Algorithm:
     table, server = config.privacy, getattr(config.algorithm, "server", None)
     assert table is not None
     facts: dict[str, Any] = {"algorithm": algorithm, "cohort": cohort}
-    transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
+    transform = transforms.dp_fedavg
     if table.buffers is not None:
         transform = transforms.dp_blt
         facts["strategy"] = table.strategy(config.run, server)
@@ -218,22 +208,16 @@ def _guarantee(config: "Config", clients: int, runs: int, raw: bool) -> Guarante
             return Guarantee(None, table.delta, table.adjacency, otherwise)
     noise: Any = {key: getattr(table, key) for key in ("noise", "delta", "adjacency")}
     who: Any
-    tree, epoch, apart = table.tree or 1, run.epoch, run.separation
     try:
-        if table.buffers is not None:
-            strategy = table.strategy(run, getattr(config.algorithm, "server", None))
-            who = {"strategy": strategy, **participation(run)}
-            return blt_cost(**noise, **who, rounds=run.rounds, runs=runs)
-        if table.tree is None and epoch is None and apart is None:
+        if table.buffers is None and run.epoch is None and run.separation is None:
             # As many are drawn, and whose answers come first is not random.
             spare = 0 if config.federation is None else config.federation.spare
             drawn = min((run.cohort or clients) + spare, clients)
             who = {"cohort": drawn, "clients": clients, "sampling": run.sampling}
             return cohort_cost(**noise, **who, rounds=run.rounds * runs)
-        if apart is not None:
-            # In so many whole trees in a row nobody takes part twice.
-            epoch = max(apart // tree * tree, apart if apart < tree else 0)
-        return tree_cost(**noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=runs)
+        strategy = table.strategy(run, getattr(config.algorithm, "server", None))
+        who = {"strategy": strategy, **participation(run)}
+        return blt_cost(**noise, **who, rounds=run.rounds, runs=runs)
     except ImportError as error:
         raise ConfigError(str(error)) from None
 
@@ -242,8 +226,8 @@ def _conditions(config: "Config", table: Privacy, raw: bool) -> list[tuple[bool,
     """All that a guarantee needs, each with the reason why there is none without it.
 
     That clients send an update and nothing else, that one size of cohort is planned
-    with, and that the server is linear where noise is correlated, ``dp_fedavg``,
-    ``dp_ftrl`` and ``dp_blt`` refuse to run without. They also draw noise and cohorts
+    with, and that the server is linear where noise is correlated, ``dp_fedavg``
+    and ``dp_blt`` refuse to run without. They also draw noise and cohorts
     from the same source. A federation applies ``norm_ratio`` and ``clip_ratio`` to no
     private runs, and uniform weights are below ``weight_ratio``.
     """

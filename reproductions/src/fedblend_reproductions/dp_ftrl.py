@@ -20,12 +20,9 @@ rounds has binary digits; ``theory.privacy`` computes what that costs. After ``t
 rounds a new tree begins where the last one ended: powers of two end with the noise of
 one node.
 
-The secrets of a sum's nodes stay in the memory of the process, see ``noise``; the
-server's state has a name for them. A run that is resumed, which has a name that nobody
-knows, begins a new tree there. A client that takes part once is then in nodes of the
-piece before or of the piece after, never more than in the whole tree, so that this
-costs accuracy and no privacy. A round without any update is no leaf. With noise from
-the seed nodes are drawn again from keys whenever a round uses them, and the noise of a
+Noise comes from the seed: it is for measuring, and protects nobody from those who know
+the seed. ``transforms.dp_blt`` has less noise at equal epsilon, also from the operating
+system. Nodes are drawn again from keys whenever a round uses them, and the noise of a
 round without any update is never canceled. The text of ``dp_fedavg`` on dropouts,
 enrollment and client states holds here too.
 
@@ -38,25 +35,29 @@ learning without sampling or shuffling", ICML 2021, arXiv:2103.00039; the tree i
 Dwork, Naor, Pitassi, Rothblum, STOC 2010, and Chan, Shi, Song, ICALP 2010.
 """
 
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from fedblend import keys
 from fedblend.checks import (
+    CHANCE,
+    COUNT,
+    NOT_NEGATIVE,
+    WHOLE,
     Count,
     NotNegative,
     Positive,
+    gate,
+    optional,
     words,
 )
 from fedblend.core import Algorithm, PyTree
-from fedblend.registry import transform
+from fedblend.theory.privacy import MOVES, Guarantee, gaussian_epsilon
 from fedblend.transforms._correlated_noise import noise_sums
-from fedblend.transforms.noise import NO_NAME, SOURCES, add_noise, add_tree_noise
+from fedblend.transforms.noise import add_noise
 
 
-@transform()
+@gate()
 def dp_ftrl(
     algorithm: Algorithm,
     *,
@@ -64,7 +65,6 @@ def dp_ftrl(
     noise: NotNegative,
     cohort: Count,
     tree: Count,
-    noise_from: Annotated[str, words(*SOURCES)] = "system",
 ) -> Algorithm:
     """The wrapped algorithm with clipped updates and tree noise on sums over rounds.
 
@@ -77,19 +77,16 @@ def dp_ftrl(
         noise: z, the standard deviation of the noise of a node, in units of C.
         cohort: K, the number of clients of every round.
         tree: rounds after which a new tree begins.
-        noise_from: "system" or "seed", as of ``dp_fedavg``.
     """
     std = noise * clip / cohort
-    # The name of the nodes of the sum so far, or the seed of all trees.
-    first = jnp.zeros(2, jnp.uint32) if noise_from == "seed" else jnp.asarray(NO_NAME)
+    first = jnp.zeros(2, jnp.uint32)
 
-    def add(delta, nodes, round, counts, key):
+    def add(delta, seed, round, counts, key):
+        del counts
         number, place = jnp.divmod(round, tree)
-        if noise_from == "seed":
-            drawn = jax.random.bits(keys.named(key, "tree"), (2,), jnp.uint32)
-            nodes = jnp.where(nodes.any(), nodes, drawn)  # the first round draws it
-            return _add_seed_noise(delta, std, nodes, number, place), nodes
-        return add_tree_noise(delta, std, nodes, number, counts)
+        drawn = jax.random.bits(keys.named(key, "tree"), (2,), jnp.uint32)
+        seed = jnp.where(seed.any(), seed, drawn)  # the first round draws it
+        return _add_seed_noise(delta, std, seed, number, place), seed
 
     return noise_sums(
         algorithm,
@@ -119,3 +116,54 @@ def _add_seed_noise(
         return add_noise(total, sign, keys.at(own, "node", level, leaf >> level))
 
     return jax.lax.fori_loop(0, top + 1, add, delta)
+
+
+@gate(
+    noise=NOT_NEGATIVE,
+    rounds=WHOLE,
+    delta=CHANCE,
+    tree=COUNT,
+    epoch=optional(COUNT),
+    runs=COUNT,
+)
+def tree_cost(
+    *,
+    noise: float,
+    tree: int,
+    epoch: int | None,
+    rounds: int,
+    delta: float,
+    adjacency: str = "replace_one",
+    runs: int = 1,
+) -> Guarantee:
+    """The privacy that rounds cost a client that takes part at most once in an epoch.
+
+    No cohorts are sampled, their size does not matter.
+
+    Args:
+        noise: z, of a node in units of the clip.
+        tree: rounds of a tree of ``dp_ftrl``; 1 for ``transforms.dp_fedavg``.
+        epoch: as in ``simulate``; None if cohorts are drawn anew in every round.
+        rounds: of the whole run, whichever of them are published.
+        delta: the probability of failure; far below 1/n.
+        adjacency: "replace_one" or "zero_out".
+        runs: number of runs of all rounds, with other seeds.
+    """
+    words("replace_one", "zero_out")("adjacency", adjacency)
+    if noise > 0 and (epoch or 1) % tree:
+        drawn = (
+            f"drawn in epochs of {epoch} rounds" if epoch else "drawn in every round"
+        )
+        reason = (
+            f"clients are {drawn}, and one may take part more than once in a tree of "
+            f"{tree}; epochs of {tree} or a multiple are needed"
+        )
+        return Guarantee(None, delta, adjacency, reason)
+    # In a tree of T rounds the first leaf is below a node of every size up to T: 1, 2,
+    # 4, .., as many as T has binary digits.
+    whole, rest = divmod(rounds, epoch or 1)
+    nodes = whole * tree.bit_length() + min(rest, tree).bit_length()
+    if noise == 0:
+        return Guarantee(None, delta, adjacency, "there is no noise")
+    moved = runs * nodes * (MOVES[adjacency] / noise) ** 2
+    return Guarantee(gaussian_epsilon(moved, delta), delta, adjacency)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What trees cost: nodes counted by brute force, and dp-accounting's own event."""
 
-import math
 from itertools import product
 from typing import Any
 
@@ -10,9 +9,9 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
-from gaussian_mechanism import gaussian
 
-from fedblend.theory.privacy import tree_cost
+from fedblend.theory.privacy import gaussian_epsilon
+from fedblend_reproductions.dp_ftrl import tree_cost
 
 DELTA = 1e-5
 TREES: dict[str, Any] = dict(noise=4.0, tree=8, epoch=8, rounds=32, delta=DELTA)
@@ -78,7 +77,7 @@ def test_a_tree_costs_as_much_as_the_nodes_a_client_can_be_in(rounds, epoch, tre
     nodes = most_nodes(rounds, epoch, tree)
     run: dict[str, Any] = {"rounds": rounds, "epoch": epoch, "tree": tree}
     for adjacency, moved in (("replace_one", 2), ("zero_out", 1)):
-        expected = gaussian(moved * math.sqrt(nodes) / 4.0, DELTA)
+        expected = gaussian_epsilon(nodes * (moved / 4.0) ** 2, DELTA)
         found = by_tree(**run, adjacency=adjacency).epsilon
         assert found == pytest.approx(expected, rel=1e-6)
 
@@ -122,7 +121,7 @@ def test_the_event_of_dp_accounting_has_as_many_nodes(tree):
 
 
 def test_trees_of_one_round_are_rounds_with_noise_of_their_own():
-    always = gaussian(2 * math.sqrt(7) / 4.0, DELTA)
+    always = gaussian_epsilon(7 * (2 / 4.0) ** 2, DELTA)
     for epoch, rounds in ((1, 7), (5, 31)):
         assert by_tree(tree=1, epoch=epoch, rounds=rounds).epsilon == pytest.approx(
             always

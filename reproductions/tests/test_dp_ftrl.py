@@ -16,6 +16,7 @@ from fedblend import keys
 from fedblend.core import Aggregate, Up
 from fedblend.simulation.sampling import deal
 from fedblend.trees import precision
+from fedblend_reproductions.dp_ftrl import dp_ftrl
 
 CLIP, NOISE, COHORT, RATE, TREE = 0.15, 1.5, 2, 0.2, 3
 on = problems.quadratics()
@@ -25,11 +26,7 @@ descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
 
 def by_tree(algorithm=descent, **changed):
     chosen = {"clip": CLIP, "noise": NOISE, "cohort": COHORT, "tree": TREE} | changed
-    return fb.transforms.dp_ftrl(algorithm, **chosen)
-
-
-def from_seed(algorithm=descent, **changed):
-    return by_tree(algorithm, noise_from="seed", **changed)
+    return dp_ftrl(algorithm, **chosen)
 
 
 def dealt_out(dropout=0.0) -> fb.Cohort:
@@ -80,7 +77,7 @@ def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
     dropout = 0.45
     with precision("float64"):
         params = np.linspace(0, 0.5, 3)
-        run = begin(from_seed(), key, params, cohort=dealt_out(dropout), every=1)
+        run = begin(by_tree(), key, params, cohort=dealt_out(dropout), every=1)
         matrices, vectors = problems.client_matrices(on)
         root, shared, models, seed, found = run.key, params, [], None, []
         for number, members in enumerate(deal(root, range(11), 7, COHORT, epoch=3)):
@@ -129,15 +126,13 @@ def played(algorithm, rounds, size=20_000, seed=5):
     return np.stack(models)
 
 
-ERRORS = {"seed": 4, "system": 6}
-"""Standard errors; noise of the system is new whenever a test runs."""
-both_sources = pytest.mark.parametrize("source", ["system", "seed"])
+ERRORS = 4
+"""Standard errors."""
 
 
-@both_sources
-def test_the_noise_of_a_sum_is_that_of_as_many_nodes_as_its_number_has_ones(source):
-    std, size, most = NOISE * CLIP / COHORT, 20_000, ERRORS[source]
-    models = played(by_tree(tree=11, noise_from=source), 11) / std
+def test_the_noise_of_a_sum_is_that_of_as_many_nodes_as_its_number_has_ones():
+    std, size, most = NOISE * CLIP / COHORT, 20_000, ERRORS
+    models = played(by_tree(tree=11), 11) / std
     for number, model in enumerate(models, start=1):
         nodes = number.bit_count()
         assert abs(model.var() / nodes - 1) < most * np.sqrt(2 / size), number
@@ -147,16 +142,15 @@ def test_the_noise_of_a_sum_is_that_of_as_many_nodes_as_its_number_has_ones(sour
     assert abs((models[3] * models[2]).mean()) < most * np.sqrt(2 / size)
 
 
-@both_sources
-def test_a_new_tree_has_new_noise_where_the_last_one_ended(source):
+def test_a_new_tree_has_new_noise_where_the_last_one_ended():
     """Two trees of four end with a node each, independent of each other."""
-    std, size, most = NOISE * CLIP / COHORT, 20_000, ERRORS[source]
-    models = played(by_tree(tree=4, noise_from=source), 8) / std
+    std, size, most = NOISE * CLIP / COHORT, 20_000, ERRORS
+    models = played(by_tree(tree=4), 8) / std
     assert abs(models[7].var() / 2 - 1) < most * np.sqrt(2 / size)
     second = models[4:] - models[3]
     assert abs((second[3] * models[3]).mean()) < most / np.sqrt(size)
     assert abs((second[0] * models[0]).mean()) < most / np.sqrt(size)
-    other = played(by_tree(tree=4, noise_from=source), 1, seed=6)[0] / std
+    other = played(by_tree(tree=4), 1, seed=6)[0] / std
     assert abs((other * models[0]).mean()) < most / np.sqrt(size)
 
 
@@ -164,7 +158,7 @@ def test_momentum_at_the_server_filters_the_noisy_sums():
     """DP-FTRLM: v <- m v + (S + N), the model is where it began and v."""
     momentum = fb.algorithms.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
     plain, filtered = (
-        played(from_seed(one, tree=7), 7, size=50) for one in (descent, momentum)
+        played(by_tree(one, tree=7), 7, size=50) for one in (descent, momentum)
     )
     v = np.zeros(50)
     for noisy, found in zip(plain, filtered, strict=True):
@@ -172,19 +166,18 @@ def test_momentum_at_the_server_filters_the_noisy_sums():
         np.testing.assert_allclose(found, v, rtol=0, atol=1e-6)
 
 
-@both_sources
 @pytest.mark.parametrize("count", [2, 1])
-def test_dropouts_do_not_lower_the_noise(count, source):
+def test_dropouts_do_not_lower_the_noise(count):
     mean = jnp.full(10_000, 0.7)
-    algorithm = by_tree(noise_from=source)
+    algorithm = by_tree()
     root = jax.random.key(1)
     start = (jnp.zeros_like(mean), Aggregate((), *jnp.zeros(2)), None, root)
     aggregate = Aggregate(Up(mean), jnp.ones(()), jnp.asarray(count))
     after, _ = algorithm.server(aggregate, *algorithm.start(*start), None, root)
     noise = np.asarray(after.shared) - 0.7 * count / COHORT
     planned = NOISE * CLIP / COHORT
-    assert abs(noise.std() / planned - 1) < ERRORS[source] / np.sqrt(2e4)
-    assert abs(noise.mean()) < ERRORS[source] * planned / 100
+    assert abs(noise.std() / planned - 1) < ERRORS / np.sqrt(2e4)
+    assert abs(noise.mean()) < ERRORS * planned / 100
 
 
 def test_without_noise_and_clipping_it_is_fedavg_bit_for_bit():
@@ -197,7 +190,7 @@ def test_without_noise_and_clipping_it_is_fedavg_bit_for_bit():
 
 
 def test_a_resumed_run_has_the_same_bits_and_replicas_the_same_noise(tmp_path):
-    momentum = from_seed(
+    momentum = by_tree(
         fb.algorithms.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
     )
     whole, second = (begin(momentum, cohort=dealt_out(0.3)) for _ in range(2))
@@ -294,7 +287,7 @@ LINEAR = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_servers_that_are_linear_go(name):
-    assert begin(by_tree(LINEAR[name])).shapes.server.noise.shape == (4,)
+    assert begin(by_tree(LINEAR[name])).shapes.server.noise.shape == (2,)
 
 
 def test_clients_that_say_more_are_refused():
