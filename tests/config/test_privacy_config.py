@@ -415,7 +415,7 @@ def shown(language: str) -> list[str]:
 def test_the_tables_of_the_page_are_taken():
     tables_shown = [tomllib.loads(block)["privacy"] for block in shown("toml")]
     found = [Privacy(**table) for table in tables_shown]
-    assert len(found) == 4
+    assert len(found) == 3
     assert {table.noise_from for table in found} == {"system"}
 
 
@@ -431,5 +431,5 @@ def test_the_examples_of_the_page_run(capsys):
             block = block.replace(old, new)
         exec(block, space)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 3
     assert all(re.match(r"accuracy 0\.\d\d, epsilon [\d.]+ at delta", x) for x in lines)
