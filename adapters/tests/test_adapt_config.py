@@ -103,7 +103,7 @@ def test_a_run_with_adapters_from_start_to_prediction(capsys):
     Path("new.csv").write_text(HEAD + rows("north", 4) + rows("south", 4))
     assert main(["predict", "out", "new.csv", "--probabilities"]) == 0
     assert main(["predict", "out", "new.csv", "--client", "north"]) == 0
-    for to in ("safetensors", "npz", "onnx"):
+    for to in ("safetensors", "onnx"):
         assert main(["export", "out", "--all", "--to", to]) == 0
     [exported] = map(str, Path("out/exports").glob("*north*.safetensors"))
     capsys.readouterr()

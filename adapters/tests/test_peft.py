@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters of ``peft`` have its scores here, and those written here have them there.
 
-The bases are small random models of ``transformers``, which ``from_torch`` takes.
+The bases are small random models of ``transformers``, which ``from_torch`` takes. Both
+libraries take seconds to import, so tests import them when they run.
 """
 
 import json
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +20,16 @@ from fedblend.errors import InputError, UserError
 
 safetensors = pytest.importorskip("safetensors.numpy")
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning",  # between peft and transformers
-    "ignore:fan_in_fan_out is set to False",  # peft sees by itself what GPT-2 needs
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not all(map(find_spec, ("peft", "transformers"))),
+        reason="peft or transformers is not installed",
+    ),
+    pytest.mark.filterwarnings(
+        "ignore::FutureWarning",  # between peft and transformers
+        "ignore:fan_in_fan_out is set to False",  # peft sees by itself what GPT-2 needs
+    ),
+]
 GAP = 1e-4
 """Of scores of about 1 to 10 in float32, by two libraries."""
 ROWS = np.random.default_rng(1).integers(0, 11, (3, 6))
@@ -40,23 +46,22 @@ LATER = [
 ]
 
 
-class Gpt2(transformers.GPT2LMHeadModel):
-    def forward(self, tokens):
-        return super().forward(tokens, use_cache=False).logits
-
-
-class Llama(transformers.LlamaForCausalLM):
-    def forward(self, tokens):
-        return super().forward(tokens, use_cache=False).logits
-
-
-class Bert(transformers.BertForMaskedLM):
-    def forward(self, tokens):
-        return super().forward(tokens).logits
-
-
 def base_of(kind):
     """A module with weights that are far from zero; the same in every call."""
+    import transformers
+
+    class Gpt2(transformers.GPT2LMHeadModel):
+        def forward(self, tokens):
+            return super().forward(tokens, use_cache=False).logits
+
+    class Llama(transformers.LlamaForCausalLM):
+        def forward(self, tokens):
+            return super().forward(tokens, use_cache=False).logits
+
+    class Bert(transformers.BertForMaskedLM):
+        def forward(self, tokens):
+            return super().forward(tokens).logits
+
     sizes = {"vocab_size": 11, "num_hidden_layers": 2, "hidden_size": 8}
     makers = {
         "gpt2": lambda: Gpt2(
@@ -119,6 +124,8 @@ def files(folder):
 
 def written(kind, folder):
     """An adapter that peft wrote; returns the scores of its model."""
+    import peft
+
     settings = peft.LoraConfig(
         r=2,
         lora_alpha=6,
@@ -186,6 +193,8 @@ def test_adapters_of_peft_have_its_scores(kind, tmp_path):
 @pytest.mark.parametrize("kind", MODULES)
 def test_peft_computes_what_the_adapted_model_does(kind, tmp_path):
     """A mixture of two adapters with a scale, loaded and merged by peft."""
+    import peft
+
     how = fb.adapt.lora(2, alpha=6)
     model = fb.adapt.adapt(model_of(kind), how=how, inputs=ROWS)
     one, other = (moved(model.init(jax.random.key(0)), seed) for seed in (1, 2))
@@ -213,6 +222,8 @@ def network():
 
 
 def test_peft_loads_adapters_of_any_module_of_torch(network, tmp_path):
+    import peft
+
     net, images = network
     how = fb.adapt.lora(2)
     model = fb.adapt.adapt(fb.models.from_torch(net, images), how=how, inputs=images)

@@ -80,7 +80,7 @@ def test_a_run_is_least_squares_of_logarithms(file, tmp_path, compiled, no_figur
     wanted = np.expm1(straight.predict(FRAME[["dose"]]))
     rows = FRAME.drop(columns="cost")
     np.testing.assert_allclose(run.predict(rows), wanted, rtol=1e-4)
-    for to in ("npz", "onnx"):
+    for to in ("safetensors", "onnx"):
         (path,) = export_models(run, tmp_path, to=to, shared=True)
         found = predict_file(path, rows).labels
         np.testing.assert_allclose(np.ravel(found), wanted, rtol=1e-4)

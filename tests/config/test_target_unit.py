@@ -124,7 +124,7 @@ def test_new_clients_are_measured_in_the_unit_of_the_table(run, file):
 def test_exported_files_predict_in_the_unit_of_the_table(run, tmp_path):
     rows = FRAME.drop(columns="cost")
     wanted = run.predict(rows, shared=True)
-    for to in ("safetensors", "npz", "onnx"):
+    for to in ("safetensors", "onnx"):
         (path,) = export_models(run, tmp_path, to=to, shared=True)
         np.testing.assert_allclose(predict_file(path, rows).labels, wanted, rtol=1e-5)
     session = onnxruntime.InferenceSession(tmp_path / "shared.onnx")

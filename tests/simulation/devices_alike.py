@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests of runs, one line of JSON each; for processes with devices of their own.
 
-``python devices_alike.py NAMES DEVICES [FOLDER]``: these cases on these numbers of
-devices; with a folder, each run is interrupted on the first number after one block, and
-goes on from its checkpoint on the others.
+``python devices_alike.py NAMES DEVICES [NAME DEVICES FOLDER]``: these cases on these
+numbers of devices. Then, in a folder, a run of a case is interrupted on the first
+number after one block, and goes on from its checkpoint on the others.
 """
 
 import hashlib
@@ -77,24 +77,27 @@ def digest(run) -> str:
     return found.hexdigest()
 
 
-def main(names: str, numbers: str, folder: str = "") -> None:
+def interrupted(name: str, numbers: str, folder: str) -> list[str]:
+    """The digests of a run that stopped after a block, and of those that went on."""
+    first, *others = map(int, numbers.split(","))
+    path, begun = Path(folder) / name, start(name, first)
+    blocks = iter(begun)
+    for _ in range(2):  # what is known before round 0, and a block
+        next(blocks)
+    checkpoint.save(path, begun)
+    resumed = [start(name, number) for number in others]
+    for run in resumed:
+        checkpoint.restore(path, run)
+    return [digest(run) for run in (begun, *resumed)]
+
+
+def main(names: str, numbers: str, *stopped: str) -> None:
     """Print what the arguments ask for."""
     for name in names.split(","):
-        first, *others = (int(number) for number in numbers.split(","))
-        if not folder:
-            found = [digest(start(name, number)) for number in (first, *others)]
-            print(json.dumps([name, *found]), flush=True)
-            continue
-        path, begun = Path(folder) / name, start(name, first)
-        blocks = iter(begun)
-        for _ in range(2):  # what is known before round 0, and a block
-            next(blocks)
-        checkpoint.save(path, begun)
-        resumed = [start(name, number) for number in others]
-        for run in resumed:
-            checkpoint.restore(path, run)
-        found = [digest(run) for run in (begun, *resumed)]
+        found = [digest(start(name, int(number))) for number in numbers.split(",")]
         print(json.dumps([name, *found]), flush=True)
+    if stopped:
+        print(json.dumps(["interrupted", *interrupted(*stopped)]), flush=True)
 
 
 if __name__ == "__main__":

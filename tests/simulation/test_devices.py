@@ -44,19 +44,21 @@ def digests_of(process: subprocess.Popen) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[str]]:
-    """The digests of some cases on one and on eight devices."""
-    return digests_of(begin(",".join(FEW), "1,8"))
+def found(tmp_path_factory) -> dict[str, list[str]]:
+    """The digests of cases on one and on eight devices, and of one that stopped."""
+    folder = str(tmp_path_factory.mktemp("interrupted"))
+    return digests_of(begin(",".join(FEW), "1,8", "scaffold", "8,2", folder))
 
 
 def test_one_and_eight_devices_give_the_same_bits(found):
-    assert list(found) == list(FEW)
-    for name, (one, eight) in found.items():
+    assert list(found) == [*FEW, "interrupted"]
+    for name in FEW:
+        one, eight = found[name]
         assert one == eight, name
 
 
-def test_a_run_interrupted_on_eight_devices_goes_on_with_two(found, tmp_path):
-    eight, two = digests_of(begin("scaffold", "8,2", str(tmp_path)))["scaffold"]
+def test_a_run_interrupted_on_eight_devices_goes_on_with_two(found):
+    eight, two = found["interrupted"]
     assert eight == two == found["scaffold"][0]
 
 
