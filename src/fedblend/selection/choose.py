@@ -50,6 +50,7 @@ from fedblend.selection.arms import (
 )
 from fedblend.selection.shrinkage import ClientCosts, CostMoments, Decision
 from fedblend.simulation.run import Run
+from fedblend.simulation.sampling import make_cohort, plan_cohorts
 from fedblend.simulation.simulate import RunSpec, check_key, set_up
 
 GRID = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 1.0)
@@ -219,6 +220,7 @@ def choose_arms(
     check_key(spec.key)
     if spec.key.ndim:
         raise ValueError(f"key: {len(spec.key)} keys; a choice is made for one seed")
+    plan_cohorts(make_cohort(spec.cohort), data.clients)  # before any client trains
     if isinstance(references, str):
         raise UserError("references", references, "a list of names")
     metric = _deciding(spec.measure, by)
