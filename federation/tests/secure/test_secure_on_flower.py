@@ -121,13 +121,11 @@ def models(out: Path, homes: list[Path]) -> dict[str, bytes]:
     }
 
 
-def on_flower(
-    made, out: Path, method: str, on_step=lambda round, rounds: None, quorum=0.7
-):
+def on_flower(made, out: Path, method: str, quorum=0.7):
     text = config_of(method, secure=True, quorum=quorum)
     config = check(toml.parse(text, "test"), "test")
     experiments.open_folder(out, config, made.settings, resume=False)
-    experiments.run_experiment(made.settings, out, on_step=on_step)
+    experiments.run_experiment(made.settings, out)
     return models(out, [made.home(name) for name in NAMES])
 
 
@@ -172,10 +170,10 @@ def test_secure_sums_on_flower_are_exact(method, federation, tmp_path):
 
 
 class Kill:
-    """Kills a node in mid-sum; ``again`` starts it, from the thread of the test."""
+    """Kills a node in mid-sum, and starts it again if it may return."""
 
-    def __init__(self, made):
-        self.made, self.round, self.started = made, None, False
+    def __init__(self, made, returns: bool):
+        self.made, self.returns, self.round, self.started = made, returns, None, False
         self.state = made.home(VICTIM) / "state"
         self.old = {path.name for path in self.state.iterdir()}
         self.thread = threading.Thread(target=self._wait, daemon=True)
@@ -197,11 +195,12 @@ class Kill:
                         os.kill(number, signal.SIGKILL)
                     self.round = masked
             time.sleep(0.002)
+        if self.round is not None and self.returns:
+            self._start()
+            # A child ends with the thread that started it.
+            threading.Event().wait()
 
-    def again(self, round: int, rounds: int) -> None:
-        """Start the node, once, if it has been killed."""
-        if self.round is None or self.started:
-            return
+    def _start(self) -> None:
         path = self.made.home(VICTIM) / "node.toml"
         folder = self.made.node(VICTIM).folder
         command = processes.node_command(path)
@@ -210,8 +209,8 @@ class Kill:
 
 
 def test_a_node_killed_in_mid_sum_comes_back(federation, tmp_path):
-    kill = Kill(federation)
-    found = on_flower(federation, tmp_path / "out", "apfl", kill.again, quorum=1.0)
+    kill = Kill(federation, returns=True)
+    found = on_flower(federation, tmp_path / "out", "apfl", quorum=1.0)
     assert kill.round is not None and kill.started
     assert counted(tmp_path / "out") == [NODES] * ROUNDS
     assert found == without_masks("apfl", tmp_path)
@@ -219,7 +218,7 @@ def test_a_node_killed_in_mid_sum_comes_back(federation, tmp_path):
 
 def test_one_that_stays_away_is_recovered(federation, tmp_path):
     """Its answer counts in the round of the kill, if it arrived, and in none later."""
-    kill = Kill(federation)
+    kill = Kill(federation, returns=False)
     found = on_flower(federation, tmp_path / "out", "fedavg of fewer")
     assert kill.round is not None
     numbers = counted(tmp_path / "out")
