@@ -1,0 +1,393 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Why a client differs: its gap to the shared model, in parts.
+
+The shared model of the *other* clients predicts the rows of a client. Its loss falls in
+steps, each a model that contains the one before:
+
+- *columns*: columns that look wrong at this client are mended: one in another unit is
+  divided by its factor, one with a single value becomes the mean of all;
+- *level*: the client's own intercept;
+- *slopes*: its own slopes, shrunk to the shared ones.
+
+Intercept and slopes are fitted on four fifths of the client's rows and judged on the
+rest, in turn, so that what only fits noise gains nothing. A part is *clear* at 5 %
+after Holm's correction for all clients and parts: a level by its likelihood ratio, the
+others where their gains over rows are above zero.
+
+Columns are looked at without the target. A column has one value at a client where the
+other clients' values would give that by chance less than once in 10,000 tables. It is
+in another unit where its median and its quartiles' distance are both larger (or
+smaller) by the same factor than at the other clients, by more than these differ among
+themselves, and its values are nearer to theirs when divided by that factor. A column
+with one value at many clients describes clients, and is no fault.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from fedblend.config.build import Built
+from fedblend.data.preprocess.columns import SCALED
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.runs.auto.linear import PooledRows, losses, one_model
+from fedblend.stats.intervals import LEVEL, holm
+
+FOLDS = 5
+FEWEST = 10
+"""Rows of a client that is looked at."""
+LEFT_OUT = 20
+"""So many clients, or fewer, are each left out of the model that judges them; of more,
+one is a small part of the model for all."""
+PENALTIES = (1.0, 10.0, 100.0, 1000.0)
+"""On own slopes, of standardized inputs; that of an own intercept is the first."""
+CHANCE = 1e-4
+"""Of a column that is called constant by chance, in a whole table."""
+OF_CLIENTS = 0.2
+"""A column with one value at a larger part of clients describes clients."""
+LEAST_FACTOR, SIGNED_FACTOR = 1.8, 3.0
+"""Of a unit; of a column that has both signs, whose median says nothing."""
+FAR = 4.0
+"""Standard errors by which a unit differs from those of other clients."""
+SPREAD = 0.1
+"""The least difference between clients, of logarithms."""
+ALIKE = 0.35
+"""By which the logarithms of both factors of a unit may differ."""
+VALUES = 10
+"""Different values of a column that has a unit."""
+NEARER = 0.2
+"""By how much the values of a unit are nearer to those of other clients when divided by
+its factor, in Kolmogorov's distance."""
+
+
+class Fault(NamedTuple):
+    """A column that looks wrong at a client."""
+
+    column: str
+    what: str
+    """"unit" or "constant"."""
+    value: float
+    """The factor of the unit, or the single value."""
+    places: tuple[int, ...]
+    """The inputs that the column makes."""
+
+    def __str__(self) -> str:
+        if self.what == "constant":
+            return f"{self.column} has one value only, {self.value:.4g}"
+        size = f"{self.value:.3g} times as large as"
+        if self.value < 1:
+            size = f"{1 / self.value:.3g} times smaller than"
+        return f"{self.column} is {size} elsewhere, as in another unit"
+
+
+class ClientGap(NamedTuple):
+    """Why one client differs."""
+
+    client: str
+    rows: int
+    loss: float
+    """Of the shared model of the other clients, mean over the client's rows."""
+    parts: dict[str, float]
+    """By how much each step lowers the loss: "columns", "level", "slopes"."""
+    clear: list[str]
+    """The parts that are above chance."""
+    faults: list[Fault]
+
+    def __str__(self) -> str:
+        said = [str(fault) for fault in self.faults]
+        names = {"level": "its level", "slopes": "its slopes"}
+        clear = sorted(names.keys() & {*self.clear}, key=lambda one: -self.parts[one])
+        said += [
+            f"{names[part]} (own: {self.parts[part]:.3g} of {self.loss:.3g})"
+            for part in clear
+        ]
+        return f"{self.client}: {'; '.join(said) or 'nothing beyond chance'}"
+
+
+class _Column(NamedTuple):
+    name: str
+    places: tuple[int, ...]
+    scaled: bool
+    mean: float
+    scale: float
+
+
+def explain_gaps(
+    kind: str,
+    rows: PooledRows,
+    outputs: int,
+    names: Sequence[str],
+    preprocessing: Preprocessing | None,
+    ridge: float = 1e-3,
+) -> list[ClientGap]:
+    """Why each client differs from the others, of those with enough rows.
+
+    Args:
+        kind: of the target.
+        rows: of all clients.
+        outputs: scores of a row.
+        names: of the clients.
+        preprocessing: what made the inputs; without it columns are not looked at.
+        ridge: penalty on the slopes of the shared model.
+    """
+    penalty = np.full((outputs, rows.inputs.shape[1]), ridge * len(rows.targets))
+    penalty[:, 0] = 0.0
+    faults = find_faults(rows, preprocessing) if preprocessing else {}
+    everybody = None
+    found, tests = [], []
+    for client, at in enumerate(rows.clients):
+        if rows.counts[client] < FEWEST:
+            continue
+        others = everybody
+        if others is None:
+            kept = np.ones(len(rows.targets), bool)
+            kept[at] = len(rows.counts) > LEFT_OUT
+            pooled = PooledRows(
+                rows.inputs[kept], rows.targets[kept], np.array([kept.sum()])
+            )
+            others = one_model(kind, pooled, outputs, penalty.ravel())
+            everybody = others if kept.all() else None
+        own = faults.get(client, [])
+        shared = others.reshape(outputs, -1)
+        steps, ratio = _losses_in_steps(kind, rows, at, shared, own)
+        gains = dict(
+            zip(("columns", "level", "slopes"), -np.diff(steps, axis=0), strict=True)
+        )
+        parts = {part: float(of.mean()) for part, of in gains.items()}
+        tests.append([_above_chance(of) for of in gains.values()])
+        tests[-1][1] = min(tests[-1][1], ratio)
+        found.append(
+            ClientGap(
+                names[client], len(steps[0]), float(steps[0].mean()), parts, [], own
+            )
+        )
+    adjusted = holm(np.ravel(tests).tolist()).reshape(len(found), -1)
+    return [
+        gap._replace(
+            clear=[part for part, p in zip(gap.parts, of, strict=True) if p < LEVEL]
+        )
+        for gap, of in zip(found, adjusted, strict=True)
+    ]
+
+
+def fitted_rows(built: Built) -> PooledRows:
+    """The rows of all splits together, with targets in the unit of training."""
+    data, task = built.federated_data, built.task
+    parts = [PooledRows.read(split, task.ranks) for split in data.splits.values()]
+    order = [
+        (part, at)
+        for client in zip(*(of.clients for of in parts), strict=True)
+        for part, at in zip(parts, client, strict=True)
+    ]
+    inputs = np.concatenate([part.inputs[at] for part, at in order])
+    targets = np.concatenate([part.targets[at] for part, at in order])
+    if task.kind == "regression":
+        targets = (targets.astype(np.float64) - task.center) / task.scale
+    return PooledRows(inputs, targets, sum(part.counts for part in parts))
+
+
+def _above_chance(gains: np.ndarray) -> float:
+    """The one-sided p-value that gains of rows are above zero on average."""
+    spread = gains.std(ddof=1) / np.sqrt(len(gains))
+    return float(stats.t.sf(gains.mean() / spread, len(gains) - 1)) if spread else 1.0
+
+
+def _losses_in_steps(
+    kind: str, rows: PooledRows, at: slice, shared: np.ndarray, faults: list[Fault]
+) -> tuple[np.ndarray, float]:
+    """Losses of a client's rows: shared, columns mended, own level, own slopes.
+
+    And the p-value of the level by its likelihood ratio.
+    """
+    inputs, targets = rows.inputs[at].copy(), rows.targets[at]
+    found = [losses(kind, inputs @ shared.T, targets)]
+    for fault in faults:
+        for place in fault.places:
+            inputs[:, 1 + place] = fault_free(inputs[:, 1 + place], fault, rows, at)
+    offset = inputs @ shared.T
+    found.append(losses(kind, offset, targets))
+    if found[1].mean() > found[0].mean():
+        # What looks wrong is right, or is of no use: nothing is mended.
+        inputs, found[1] = rows.inputs[at], found[0]
+        offset = inputs @ shared.T
+    level = _cross_validate(kind, inputs[:, :1], targets, offset, PENALTIES[0])
+    found.append(level)
+    own = [_cross_validate(kind, inputs, targets, offset, one) for one in PENALTIES]
+    # Where no amount of own slopes is better, there are none.
+    found.append(min([level, *own], key=np.mean))
+    return np.stack(found), _level_test(kind, inputs[:, :1], targets, offset)
+
+
+def _level_test(
+    kind: str, ones: np.ndarray, targets: np.ndarray, offset: np.ndarray
+) -> float:
+    """The p-value of an own intercept by its likelihood ratio."""
+    rows, outputs = PooledRows(ones, targets, np.array([len(ones)])), offset.shape[1]
+    level = one_model(kind, rows, outputs, np.full(outputs, 1e-6), offset=offset)
+    before, after = (
+        losses(kind, scores, targets).sum() for scores in (offset, offset + level)
+    )
+    ratio = 2 * (before - after)
+    if kind == "regression":  # the variance is as unknown as the level
+        ratio = len(targets) * np.log(before / max(after, 1e-300))
+    freedom = max(outputs - 1, 1) if kind == "classes" else outputs
+    return float(stats.chi2.sf(ratio, freedom))
+
+
+def fault_free(
+    values: np.ndarray, fault: Fault, rows: PooledRows, at: slice
+) -> np.ndarray:
+    """Values of an input at a client, mended."""
+    others = np.delete(rows.inputs[:, 1 + fault.places[0]], np.r_[at])
+    if fault.what == "constant":
+        return np.full_like(values, others.mean())
+    # Median and spread of the others; the same as a factor, whatever is standardized.
+    (low, middle, high), (a, b, c) = (
+        np.quantile(of, (0.25, 0.5, 0.75)) for of in (values, others)
+    )
+    return b + (values - middle) * (c - a) / max(high - low, 1e-12)
+
+
+def _cross_validate(
+    kind: str,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    offset: np.ndarray,
+    penalty: float,
+) -> np.ndarray:
+    """Losses of rows by models of the other folds, which are added to the offset."""
+    found, outputs = np.empty(len(targets)), offset.shape[1]
+    every = np.full((outputs, inputs.shape[1]), penalty)
+    every[:, 0] = PENALTIES[0]
+    for fold in range(FOLDS):
+        held = np.arange(len(targets)) % FOLDS == fold
+        train = PooledRows(inputs[~held], targets[~held], np.array([(~held).sum()]))
+        model = one_model(kind, train, outputs, every.ravel(), offset=offset[~held])
+        scores = offset[held] + inputs[held] @ model.reshape(outputs, -1).T
+        found[held] = losses(kind, scores, targets[held])
+    return found
+
+
+def find_faults(
+    rows: PooledRows, preprocessing: Preprocessing
+) -> dict[int, list[Fault]]:
+    """Columns that look wrong, by client.
+
+    Args:
+        rows: of all clients.
+        preprocessing: what made their inputs.
+    """
+    found: dict[int, list[Fault]] = {}
+    columns, inputs = _columns(preprocessing), rows.inputs[:, 1:]
+    chance = CHANCE / (len(columns) * len(rows.counts))
+    for column in columns:
+        values = inputs[:, list(column.places)]
+        for client, value in _constants(rows, values, chance):
+            shown = column.mean + column.scale * value if column.scaled else value
+            if abs(shown) < 1e-5 * column.scale:  # of 32 bits
+                shown = 0.0
+            fault = Fault(column.name, "constant", float(shown), column.places)
+            found.setdefault(client, []).append(fault)
+        if column.scaled:
+            raw = column.mean + column.scale * values[:, 0]
+            present = values[:, 0] != 0.0  # what is missing is the mean
+            for client, factor in _units(rows, raw, present):
+                fault = Fault(column.name, "unit", factor, column.places[:1])
+                found.setdefault(client, []).append(fault)
+    return found
+
+
+def _columns(preprocessing: Preprocessing) -> list[_Column]:
+    """The columns of a table, and the inputs that each of them makes."""
+    found, first = [], 0
+    for column, fitted in zip(
+        preprocessing.schema.kept, preprocessing.fitted, strict=True
+    ):
+        width, scaled = len(column.features), column.encoding in SCALED
+        scale = fitted.deviation if scaled else 1.0
+        places = tuple(range(first, first + width))
+        found.append(_Column(column.name, places, scaled, fitted.mean, scale))
+        first += width
+    return found
+
+
+def _constants(
+    rows: PooledRows, values: np.ndarray, chance: float
+) -> list[tuple[int, float]]:
+    """The clients for whom a column has one value, which chance does not explain."""
+    _, codes = np.unique(values, axis=0, return_inverse=True)
+    codes = codes.reshape(len(values))
+    found, described = [], 0
+    for client, at in enumerate(rows.clients):
+        own, others = codes[at], np.delete(codes, np.r_[at])
+        if len(own) < 2 or np.ptp(own) or not len(others):
+            continue
+        described += 1
+        # How often another client's row has its most frequent value.
+        share = np.bincount(others).max() / len(others)
+        if len(own) * np.log(share) < np.log(chance):
+            found.append((client, float(values[at][0, 0])))
+    return found if described <= max(1, OF_CLIENTS * len(rows.counts)) else []
+
+
+def _units(
+    rows: PooledRows, raw: np.ndarray, present: np.ndarray
+) -> list[tuple[int, float]]:
+    """The clients for whom a column is in another unit, and its factor."""
+    parts = [raw[at][present[at]] for at in rows.clients]
+    large = np.array([len(part) >= FEWEST for part in parts])
+    if large.sum() < 3:
+        return []
+    quarters = np.array(
+        [
+            np.quantile(part, (0.25, 0.5, 0.75)) if enough else (np.nan,) * 3
+            for part, enough in zip(parts, large, strict=True)
+        ]
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.log(quarters[:, 2] - quarters[:, 0])
+        middle = np.log(np.abs(quarters[:, 1]))
+    signed = np.mean(raw < 0) > 0.01 and np.mean(raw > 0) > 0.01
+    found = []
+    for client in np.flatnonzero(np.isfinite(spread)):
+        others = np.isfinite(spread)
+        others[client] = False
+        if others.sum() < 2:
+            continue
+        away = spread[client] - np.median(spread[others])
+        usual = 1.4826 * np.median(np.abs(spread[others] - np.median(spread[others])))
+        error = 1.2 * np.sqrt(1 / len(parts[client]) + 1 / sum(map(len, parts)))
+        if abs(away) < FAR * np.hypot(max(usual, SPREAD), error):
+            continue
+        moved = middle[client] - np.median(middle[others])
+        least, factor = LEAST_FACTOR, float(np.exp((moved + away) / 2))
+        if signed:
+            least, factor = SIGNED_FACTOR, float(np.exp(away))
+        elif abs(moved - away) > ALIKE + 2 * error:
+            continue
+        if abs(np.log(factor)) < np.log(least) or len(set(parts[client])) < VALUES:
+            continue
+        elsewhere = np.concatenate(
+            [part for at, part in enumerate(parts) if others[at]]
+        )
+        before, after = (
+            stats.ks_2samp(values, elsewhere).statistic
+            for values in (parts[client], parts[client] / factor)
+        )
+        if before - after > NEARER:
+            found.append((int(client), factor))
+    return found
+
+
+def as_records(gaps: Sequence[ClientGap]) -> list[dict[str, Any]]:
+    """The gaps as plain values, for files."""
+    return [
+        {
+            **gap._asdict(),
+            "faults": [fault._asdict() for fault in gap.faults],
+            "why": str(gap),
+        }
+        for gap in gaps
+    ]
