@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sweep costs: ten alphas with five seeds as one program, and ten single runs.
 
-Both write whole run folders with training alone, and compile everything anew; single
-runs draw their figures as well. A single run has one seed. They take turns in one
-process: a few single runs before the sweep and as many after it; the ratio is the sweep
-to ten of them.
+Both write whole run folders with training alone, and compile everything anew. A single
+run has one seed. They take turns in one process: a few single runs before the sweep and
+as many after it; the ratio is the sweep to ten of them.
 
 ``python sweep_cost.py [--rounds 50] [--clients 20] [--model softmax] [--turns 2]``
 """

@@ -14,7 +14,6 @@ import pytest
 import fedblend_reproductions.datasets  # noqa: F401 (registers the papers' datasets)
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.runs import results
 from fedblend.runs.run import run_config
 from fedblend_reproductions.datasets.download import PUBLIC_SETS
 from fedblend_reproductions.datasets.download import data_home as home_of_data
@@ -60,12 +59,6 @@ def needs() -> Callable[..., None]:
     return check
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """Drawing takes a second; only who looks at figures needs them."""
-    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
-
-
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory):
     """What one test compiles, later ones find in a cache."""
@@ -86,7 +79,7 @@ def compiled(tmp_path_factory):
 def tiny_run(tmp_path_factory, compiled) -> Path:
     """The folder of a finished run of the tiny configuration."""
     out = tmp_path_factory.mktemp("tiny") / "run"
-    run_config(check(copy.deepcopy(TINY), "here"), out, figures=False)
+    run_config(check(copy.deepcopy(TINY), "here"), out)
     return out
 
 

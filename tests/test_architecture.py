@@ -98,7 +98,7 @@ LAZY_EXCEPTIONS = {
     ("models/__init__.py", "adapters"),
     ("models/__init__.py", "interop"),
 }
-"""``Run.plot`` draws when it is called; types of ``transformer`` and ``from_torch``."""
+"""``Run.frame`` is a report's; types of ``transformer`` and ``from_torch``."""
 
 
 def named(path: Path) -> str:

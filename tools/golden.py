@@ -82,7 +82,6 @@ COMMANDS = (
     "run golden.toml --set x",
     "run golden.toml --set algorithm.name=frob",
     "run golden.toml --set algorithm.name=apfl --set algorithm.alpha=2",
-    "run golden.toml --set algorithm.name=fedavg --figures gif",
     "run golden.toml --set algorithm.name=fedavg --set run.cohort=9",
     "run golden.toml --set algorithm.name=fedavg --set data.file=a.csv",
     "run golden.toml --set algorithm.name=fedavg --devices 0",

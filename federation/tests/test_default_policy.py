@@ -10,7 +10,6 @@ import pytest
 from configured import experiment
 
 from fedblend.config.config import dump
-from fedblend.runs import results
 from fedblend_federation.client.node import node_of
 from fedblend_federation.ops.credentials import template
 from fedblend_federation.ops.local_cluster import POLICY, demo_config, demo_rows
@@ -19,11 +18,6 @@ from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "federation.md"
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch):
-    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
 
 
 def node_with(home: Path, client: int, data: str, policy: str | None = None):

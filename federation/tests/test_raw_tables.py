@@ -12,7 +12,7 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.data.readers.read import read
 from fedblend.errors import ConfigError, RunError
-from fedblend.runs import results, run_folder
+from fedblend.runs import run_folder
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend_federation import message as messages
@@ -135,12 +135,6 @@ def describe(node, text: str, experiment: str = "e" * 16) -> Message:
     return messages.decode(node.reply(messages.encode(request)))
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
-
-
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("model", ["softmax", "tabular"])
 def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
     place, raw, tmp_path, model
@@ -171,7 +165,6 @@ def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
     assert set(found.values) <= {"died", "recovered"} and len(found.values) == ROWS[1]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_private_federation_with_raw_tables_says_that_it_has_no_guarantee(
     place, raw, tmp_path
 ):
@@ -186,7 +179,6 @@ def test_a_private_federation_with_raw_tables_says_that_it_has_no_guarantee(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 def test_nodes_train_a_regression_in_the_unit_of_a_simulation(place, tmp_path):
     """Ages near a million: without the unit the first step diverges."""
     text = (place / "all.csv").read_text().replace("9000000000.0000", "")
@@ -305,7 +297,6 @@ def test_a_mean_of_one_value_is_not_sent(tmp_path):
     assert "accept.min_batch_rows: rows with a value" in told.fields["reason"]
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("lie", ["nan", "short", "share", "missing"])
 def test_statistics_that_cannot_be_are_denied(lie, place, raw, tmp_path):
     nodes = {

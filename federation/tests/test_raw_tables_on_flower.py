@@ -13,7 +13,7 @@ from test_raw_tables import raw as raw
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.runs import results, run_folder
+from fedblend.runs import run_folder
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend_federation.ops import experiments, local_cluster
@@ -23,8 +23,6 @@ NAMES = ("alice", "bob", "carol")
 
 
 def test_flower_comes_to_the_simulators_numbers(place, raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
-
     def write_table(home, rows, policy):
         shutil.copy(rows, home / "rows.csv")
         settings = home / "node.toml"

@@ -62,7 +62,7 @@ def test_modules_of_a_configuration_name_their_extra(missing):
     assert pair.apply(None, 3) == 3
 
 
-def test_commands_name_their_extra(missing, no_figures, write, tiny, tmp_path, capsys):
+def test_commands_name_their_extra(missing, write, tiny, tmp_path, capsys):
     out, file = tmp_path / "run", tmp_path / "shared.onnx"
     file.write_bytes(b"")
     np.savez(rows := tmp_path / "rows.npz", x=np.zeros((2, 64)))

@@ -19,7 +19,6 @@ import pytest
 
 from fedblend.cli import main, run, screen
 from fedblend.config import toml
-from fedblend.runs import results
 
 TINY = {
     "version": 1,
@@ -35,12 +34,10 @@ ROWS = "".join(f"{i},{-i},{'ab'[i % 2]},{i // 2 % 2}\n" for i in range(20))
 
 
 @pytest.fixture(autouse=True)
-def place(request, tmp_path, monkeypatch, compiled):
-    """An empty folder to stand in; figures, which take a second, for one test."""
+def place(tmp_path, monkeypatch, compiled):
+    """An empty folder to stand in."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(screen, "compile_cache", lambda: None)
-    if request.function is not test_a_run_says_what_it_chose:
-        monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
     return tmp_path
 
 
@@ -72,7 +69,7 @@ def finished(tmp_path_factory, compiled):
     home = tmp_path_factory.mktemp("finished")
     path = home / "tiny.toml"
     path.write_text(toml.write({**TINY, "measure": {"local": 1}}))
-    asked = ["--out", str(home / "out"), "--figures", "", "--seed", "1", "2"]
+    asked = ["--out", str(home / "out"), "--seed", "1", "2"]
     assert main(["run", str(path), *asked]) == 0
     return home
 
@@ -195,11 +192,7 @@ def test_a_full_disk(capsys, monkeypatch):
 def test_a_run_says_what_it_chose(capsys):
     Path("four.toml").write_text("data.source = 'digits'\nalgorithm.name = 'fedavg'\n")
     quick = ["--set", "run.rounds=1", "--set", "measure.local=false"]
-    assert "'gif' is not one of png" in fails(
-        capsys, "run", "four.toml", "--figures", "gif"
-    )
-    assert main(["run", "four.toml", *quick, "--figures", "pdf"]) == 0
-    assert Path("runs/four/figures/curves_test.pdf").exists()
+    assert main(["run", "four.toml", *quick]) == 0
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "chosen" in one]
     assert 'model.name = "softmax"' in line and "runs/four/config.toml" in line
     written = tomllib.loads(Path("runs/four/config.toml").read_text())

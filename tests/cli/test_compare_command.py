@@ -11,7 +11,7 @@ from fedblend.cli import main, screen
 from fedblend.config import toml
 from tiny_config import TINY
 
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,6 @@ def finished(tmp_path_factory, compiled):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(screen, "compile_cache", lambda: None)
-        patch.setattr("fedblend.runs.results.plot_rows", lambda *arguments: None)
         write("visits.csv", [row for name in "ABC" for row in rows_of(name, 12)])
         Path("tiny.toml").write_text(toml.write(CONFIG))
         assert main(["run", "tiny.toml"]) == 0

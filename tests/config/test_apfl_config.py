@@ -27,7 +27,7 @@ def config(**options: Any):
     return check(table, "here")
 
 
-@pytest.mark.usefixtures("no_figures", "compiled")
+@pytest.mark.usefixtures("compiled")
 def test_a_run_writes_its_weights_and_says_on_what_they_were_learned(tmp_path):
     said = []
     summary = run_config(config(rate=1.0), tmp_path / "out", on_warning=said.append)

@@ -14,7 +14,7 @@ from fedblend.data.dataset import DataError
 from fedblend.errors import ConfigError
 from fedblend.runs.run import run_config
 
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def config(central, **tables):

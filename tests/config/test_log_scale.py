@@ -62,7 +62,7 @@ def test_numbers_over_orders_of_magnitude_go_on_the_log_scale(numbers, shift):
     assert log_shift_of(numbers) == shift
 
 
-def test_a_run_is_least_squares_of_logarithms(file, tmp_path, compiled, no_figures):
+def test_a_run_is_least_squares_of_logarithms(file, tmp_path, compiled):
     content = {
         "version": 1,
         "name": "costs",

@@ -21,7 +21,7 @@ from fedblend.runs.personalize import personalize_from
 from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder, read_preprocessing
 
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+pytestmark = pytest.mark.usefixtures("compiled")
 
 DRAW = np.random.default_rng(0)
 ROWS = 200

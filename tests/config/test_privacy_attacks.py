@@ -26,7 +26,6 @@ from fedblend.simulation.serialize import unpack
 from fedblend.theory.privacy import cohort_cost
 from fedblend.transforms.noise import add_noise
 
-pytestmark = pytest.mark.usefixtures("no_figures")
 CLIP, NOISE, CLIENTS, SEED = 0.5, 2.0, 6, 1234
 STD = CLIP * NOISE / CLIENTS
 both_sources = pytest.mark.parametrize("source", ["system", "seed"])

@@ -31,7 +31,6 @@ from fedblend.simulation.simulate import set_up
 from fedblend.theory.blt import optimal
 from fedblend.theory.privacy import blt_cost, cohort_cost, gaussian_epsilon
 
-pytestmark = pytest.mark.usefixtures("no_figures")
 TABLE: dict[str, Any] = {"clip": 0.5, "noise": 2.0, "delta": 1e-3}
 ADAM = {"name": "adam", "rate": 0.1}
 RAND = {"compressor": {"name": "rand_k", "k": 5}}

@@ -25,7 +25,7 @@ from fedblend.simulation.serialize import unpack
 from fedblend_federation.contract import contract_of
 from fedblend_federation.raw_tables import data_of_nodes
 
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+pytestmark = pytest.mark.usefixtures("compiled")
 
 DRAW = np.random.default_rng(0)
 ROWS = 120

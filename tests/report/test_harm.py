@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from fedblend.metrics import standard
-from fedblend.report.figures import draw_gains, new_figure, save, style
 from fedblend.report.measures import Clients, compare_models, harm_rows
 from fedblend.report.terminal import show
 from fedblend.stats.gains import Evidence, harms
@@ -118,7 +117,7 @@ def test_one_model_for_all_has_nothing_to_compare_with():
     assert compare_models(Evidence([{}], (), {}, METRICS), "test", "loss") is None
 
 
-def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
+def test_terminal_summary_and_table_count_alike(make_row):
     """Of four clients with ten rows two lose, one of them beyond doubt."""
     lost = np.array([8, 3, 0, -8])
 
@@ -138,12 +137,6 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
     assert (counted["count"], counted["helped"], counted["worse"]) == (1, 1, 2)
     told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
     assert told == ["yes", "no", "no", "no"]
-    said = "1 of 4 clients do worse than alone"
-    with style():
-        figure = new_figure(6, 3)
-        draw_gains(figure.subplots(), found, None)
-        (path,) = save(figure, tmp_path / "gains", ["svg"])
-    assert f"<!-- {said}; mean of 2 seeds -->" in path.read_text()
     page = io.StringIO()
     console = Console(file=page, width=200)
     show({"runs": [make_row(0)] * 2, "harmed": harms(evidence)}, console)
@@ -152,14 +145,13 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
     )
 
 
-def test_where_nothing_is_finite_all_is_written_and_says_so(tmp_path):
+def test_where_nothing_is_finite_all_is_written_and_says_so():
     lost = {model: {"loss": np.full(4, NAN)} for model in ("personal", "local")}
     evidence = Evidence([{"test": lost}], (), {"test": TEST}, METRICS)
     found = compare_models(evidence, "test", "loss")
     assert found is not None
     told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
     assert told == ["not finite"] * 3 + [""]
-    draw_gains(new_figure(6, 3).subplots(), found, None)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])

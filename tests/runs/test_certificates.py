@@ -36,7 +36,7 @@ def gap(by_hand: ByHand, x: np.ndarray, alpha: float = ALPHA) -> float:
 def test_a_run_stops_at_its_certificate(tmp_path, by_hand, compiled):
     """At the first record of NumPy's iterates that has it, and not one sooner."""
     config = check(STOPPED, "here")
-    summary = run_config(config, tmp_path / "run", figures=False)
+    summary = run_config(config, tmp_path / "run")
     x, rounds = by_hand.average, 0
     step = 1 / (ALPHA**2 * by_hand.L.mean())
     while gap(by_hand, x) > EPS:
@@ -69,8 +69,8 @@ def _check_killed_and_resumed(tmp_path, summary):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_config(config, tmp_path / "killed", on_step=killed, figures=False)
-    again = run_config(config, tmp_path / "killed", resume=True, figures=False)
+        run_config(config, tmp_path / "killed", on_step=killed)
+    again = run_config(config, tmp_path / "killed", resume=True)
     for one, other in zip(again["runs"], summary["runs"], strict=True):
         for key in ("round", "bits", "certificate"):
             assert one[key] == other[key]

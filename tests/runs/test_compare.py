@@ -12,7 +12,7 @@ import pytest
 import fedblend as fb
 from fedblend.config.config import check, dump
 from fedblend.errors import ConfigError, RunError
-from fedblend.runs import per_row_scores, results, run_folder
+from fedblend.runs import per_row_scores, run_folder
 from fedblend.runs.compare import compare
 from fedblend.runs.paired import ALONE
 from fedblend.runs.run import run_config
@@ -20,7 +20,7 @@ from fedblend.runs.run_folder import Folder
 from fedblend.simulation.serialize import unpack
 from tiny_config import TINY
 
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def config(name="fedavg", tables=None, **options):
@@ -48,7 +48,6 @@ def made(tmp_path_factory, compiled):
     """A comparison of two methods, with the stages that ran."""
     out, steps = tmp_path_factory.mktemp("compared"), []
     patch = pytest.MonkeyPatch()
-    patch.setattr(results, "plot_rows", lambda *arguments: None)
     found = compare(
         BOTH,
         out,

@@ -17,8 +17,6 @@ from fedblend.runs.run import run_config
 from fedblend.runs.run_folder import Folder
 from fedblend.simulation.serialize import unpack
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 
 def command(config, out, compiled):
     words = ["run", str(config), "--out", str(out), "--resume", "--format", "json"]

@@ -25,7 +25,7 @@ from fedblend.runs.run_folder import Folder
 from fedblend.simulation.personalize import personalize
 from tiny_config import TINY
 
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def configured(tiny, name, **options):

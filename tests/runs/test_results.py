@@ -104,7 +104,6 @@ def nonsense(tiny, tmp_path) -> dict:
 def test_nonsense_is_warned_of_on_screen_and_in_the_summary(
     nonsense, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
     warned: list[str] = []
     config, out = check(nonsense, "here"), tmp_path / "out"
     summary = run_config(config, out, on_warning=warned.append)

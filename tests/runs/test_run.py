@@ -55,14 +55,7 @@ OWN = {
 OWN |= {name: examples.options(name) for name in ALGORITHMS if name not in OWN}
 SHORT = {"rounds": 2, "every": 1}
 LITTLE = {"splits": ["train"], "metrics": ["loss"]}
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
-
-
-@pytest.fixture
-def no_figures(request, monkeypatch):
-    """Drawing takes a second; one test looks at the figures."""
-    if request.function is not test_the_folder:
-        monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def comparable(path):
@@ -311,9 +304,6 @@ def test_the_folder(tiny, tmp_path):
         arrays, words = unpack((out / f"model-seed{seed}.safetensors").read_bytes())
         assert arrays[".weight"].shape == (10, 64)
         assert words["seed"] == str(seed)
-    assert len(list((out / "figures").glob("*.png"))) == len(
-        list((out / "figures").glob("*.svg"))
-    )
 
 
 def test_what_is_not_finite_is_null(tiny, tmp_path):
@@ -410,7 +400,7 @@ def test_what_simulate_refuses_names_the_key(tiny, tmp_path):
         run_config(check(tiny, "here"), tmp_path / "out")
 
 
-def test_long_measuring_is_said_once(tiny, write, tmp_path, monkeypatch, no_figures):
+def test_long_measuring_is_said_once(tiny, write, tmp_path, monkeypatch):
     monkeypatch.setattr("fedblend.runs.run.LONG", 0.0)
     said: list[str] = []
     found = run_config(load(write(tiny)), tmp_path, on_warning=said.append)

@@ -15,7 +15,7 @@ from fedblend.cli import main
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.errors import RunError
-from fedblend.runs import results, run_folder
+from fedblend.runs import run_folder
 from fedblend.runs.run import run_config
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
@@ -32,9 +32,7 @@ def blended(tmp_path_factory, compiled):
     tables["run"] |= {"rounds": 2, "seed": [3, 5], "store": "disk"}
     tables["measure"] |= {"splits": ["test"], "metrics": ["loss", "accuracy"]}
     config, out = check(tables, "here"), tmp_path_factory.mktemp("run") / "blended"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "plot_rows", lambda *arguments: None)
-        run_config(config, out)
+    run_config(config, out)
     spec = build(config).spec
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
     return out, simulate(**fields).complete()
@@ -190,9 +188,7 @@ def stopped_after(calls, function):
 
 
 @pytest.mark.slow
-def test_personal_models_that_are_not_kept_or_interrupted(
-    tiny, tmp_path, monkeypatch, no_figures
-):
+def test_personal_models_that_are_not_kept_or_interrupted(tiny, tmp_path, monkeypatch):
     tiny["algorithm"] |= {"name": "apfl", "alpha": 0.3}
     tiny["run"] |= {"rounds": 1, "every": 1}
     tiny["measure"] |= {"splits": ["test"], "metrics": ["loss"]}

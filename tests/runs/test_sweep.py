@@ -12,7 +12,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.sweep import grid, join_points, parse, programs
 from fedblend.errors import ConfigError, RunError
-from fedblend.runs import results, run_folder, side_by_side
+from fedblend.runs import run_folder, side_by_side
 from fedblend.runs.compare import read_points, sweep
 from fedblend.runs.paired import contenders
 from fedblend.runs.run import run_config
@@ -32,7 +32,7 @@ FLIX = {
     "batch_size": "all",
     "personal": {"solver": "lbfgs", "most": 3, "tolerance": 1e-6},
 }
-pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def content(algorithm, **tables):
@@ -76,10 +76,10 @@ def same_as_single(config, path, place):
     assert mine.keys() == theirs.keys()
     for key, value in theirs.items():
         assert mine[key] == pytest.approx(value, **TOLERANCE), key
-    files = {one.name for one in place.iterdir()} - {"figures"}
+    files = {one.name for one in place.iterdir()}
     kept = {name for name in files if "checkpoint" not in name}
     there = {one.name for one in path.iterdir() if "checkpoint" not in one.name}
-    assert there - {"figures"} == kept
+    assert there == kept
     for row, other in zip(*(cells(of) for of in (path, place)), strict=True):
         for cell, expected in zip(row, other, strict=True):
             if cell != expected:
@@ -128,11 +128,7 @@ def apfl(tmp_path_factory, compiled):
     """A sweep of two seeds, that have splits of their own, and training alone."""
     made = content(APFL, run={"seed": [0, 1]}, measure={"local": 2})
     out = tmp_path_factory.mktemp("apfl")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(results, "plot_rows", lambda *arguments: None)
-    found = swept(made, OVER, out)
-    patch.undo()
-    return made, out, found
+    return made, out, swept(made, OVER, out)
 
 
 @pytest.mark.slow

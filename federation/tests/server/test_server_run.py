@@ -25,7 +25,6 @@ from configured import (
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.errors import RunError
-from fedblend.runs import results
 from fedblend.runs.run import run_config
 from fedblend.simulation.serialize import build_tree, unpack
 from fedblend.trees import precision
@@ -47,8 +46,7 @@ def place(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows"))
 
 
-def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
+def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path):
     how = method("apfl", place, rounds=3) + "[measure]\nlocal = 3\n"
     config = check(toml.parse(simulated(how, place), "test"), "test")
     there = run_config(config, tmp_path / "simulated")
@@ -72,8 +70,7 @@ def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "plot_rows", lambda *arguments: None)
+def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path):
     run = experiment(tmp_path / "run", federated(method("fedavg", place, rounds=1)))
     summary = run_server(run, LoopbackTransport(nodes(place, tmp_path)), poll=0.0)
     (one,) = summary["runs"]

@@ -1,6 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that several claims draw: curves over seeds, in the style of reports."""
+"""Figures that several claims draw: curves over seeds, in one style.
+
+Figures fit a paper: text has 7 points or more.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.report.figures import STYLE, new_figure
+STYLE: Any = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.5,
+    "svg.hashsalt": "fedblend",
+    "pdf.fonttype": 42,  # text that journals accept and readers can copy
+    "savefig.dpi": 150,
+}
 
 
 @contextmanager
@@ -17,9 +42,11 @@ def panels(
 ) -> Iterator[tuple[Any, np.ndarray]]:
     """A figure with a grid of axes, ``axes[row, column]``."""
     import matplotlib
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(width * columns, height * rows)
+        size = width * columns, height * rows
+        figure = Figure(figsize=size, layout="constrained")
         yield figure, figure.subplots(rows, columns, squeeze=False)
 
 

@@ -42,9 +42,6 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted run.")
     ] = False,
-    figures: Annotated[
-        str, option("Formats of the figures: png, svg, pdf.", "F,...")
-    ] = "png,svg",
     track: Annotated[
         list[str] | None,
         option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
@@ -68,7 +65,6 @@ def run(
     settings = [*(sets or []), *_seed_setting(seed or [])]
     if devices is not None:
         settings.append(f"run.devices={devices}")
-    formats = _formats(figures)
     config = screen.load(file, settings)
     out = out or results_folder(config)
     from fedblend.runs.run import run_config
@@ -91,7 +87,6 @@ def run(
             resume=resume,
             on_step=report,
             on_warning=screen.warn,
-            figures=formats,
         )
         note_rows()
     from fedblend.report.page import write_page
@@ -161,18 +156,6 @@ def show_summary(
         return
     show(summary, screen.console())
     screen.say(f"results: {out}")
-
-
-def _formats(text: str) -> list[str]:
-    """The formats in ``--figures``."""
-    from fedblend.report.figures import FORMATS
-
-    asked = [word.strip() for word in text.split(",") if word.strip()]
-    for word in asked:
-        if word not in FORMATS:
-            known = ", ".join(FORMATS)
-            raise typer.BadParameter(f"--figures: {word!r} is not one of {known}")
-    return asked
 
 
 def _seed_setting(seeds: list[str]) -> list[str]:

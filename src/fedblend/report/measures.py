@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The measures of a run: as rows and learning curves, and which clients are harmed.
+"""The measures of a run: as rows, and which clients are harmed.
 
 A row is ``Record.row()``: plain values, as in a line of ``metrics.jsonl``. Rows of
 several seeds carry ``seed``.
@@ -19,26 +19,15 @@ import numpy as np
 from fedblend.errors import InputError
 from fedblend.metrics import main_first
 from fedblend.simulation.result import Results
-from fedblend.stats.gains import Evidence, Gain, GainSummary
+from fedblend.stats.gains import Evidence, Gain
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
 HELD_OUT = ("test", "validation")
-"""The splits worth a figure; training rows only where nothing was held out."""
-WORSE_THAN = {"local": "alone", "shared": "with the shared model"}
+"""The splits worth a table; training rows only where nothing was held out."""
 OTHERS = {"local": "training alone", "shared": "the shared model"}
 
 Row = dict[str, Any]
-
-
-class Curve(NamedTuple):
-    """The mean over clients of one model by round; low and high are over seeds."""
-
-    rounds: np.ndarray
-    bits: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
 
 
 def rows_of(run: Results, seeds: Sequence[int] | None = None) -> list[Row]:
@@ -66,28 +55,6 @@ def main_splits(rows: Sequence[Row]) -> list[str]:
 def list_metrics(rows: Sequence[Row], split: str) -> list[str]:
     """The metrics of a split: the main one first, the loss last."""
     return main_first(next(iter(rows[-1]["measures"][split].values()), {}))
-
-
-def curve_metrics(rows: Sequence[Row], split: str) -> list[str]:
-    """The main metric of a split, and the loss: those that have curves."""
-    shown = list_metrics(rows, split)
-    return list(dict.fromkeys([*shown[:1], *shown[-1:]]))
-
-
-def curves(rows: Sequence[Row], split: str, metric: str) -> dict[str, Curve]:
-    """The curve of each model that was measured, over the rounds all seeds have."""
-    table = align_seeds(rows)
-    rounds = np.array([at[0]["round"] for at in table])
-    bits = sum(seeds_range(table, f"bits_{way}")[0] for way in ("up", "down"))
-    path = {
-        model: ("measures", split, model, metric, "mean")
-        for model in MODELS
-        if model in rows[-1]["measures"].get(split, {})
-    }
-    return {
-        model: Curve(rounds, np.asarray(bits), *seeds_range(table, *of))
-        for model, of in path.items()
-    }
 
 
 def align_seeds(rows: Sequence[Row]) -> list[list[Row]]:
@@ -121,7 +88,7 @@ def mean_over_seeds(runs: Sequence[Mapping[str, Any]], *path: str) -> float:
 
 
 def rounds_alone(alone: Mapping[str, Any] | None) -> str:
-    """How long the clients trained alone, for a legend.
+    """How long the clients trained alone.
 
     >>> rounds_alone({"rounds": 290}), rounds_alone({"rounds": None})
     ('290 rounds', 'own best round')
@@ -267,19 +234,6 @@ def _verdict(gain: Gain, place: int) -> str:
 
 def _cell(value: Any) -> float | str:
     return float(value) if np.isfinite(value) else ""
-
-
-def harm_title(found: GainSummary, other: str) -> str:
-    """How many clients are harmed, for the title of a figure.
-
-    >>> from fedblend.stats.gains import GainSummary
-    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
-    >>> harm_title(two, "local")
-    '2 of 4 clients do worse than alone'
-    """
-    worse = f"{found.count} of {found.clients} clients do worse than"
-    more = f", {found.not_finite} not finite" if found.not_finite else ""
-    return f"{worse} {WORSE_THAN[other]}{more}"
 
 
 FIRST = ("seed", "round", "rounds", "seconds", "received", "dropped", "rejected")

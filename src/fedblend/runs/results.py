@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a completed run: its summary, tables, figures and warnings.
+"""The results of a completed run: its summary, tables and warnings.
 
 Diagnostics tell what clients ended with: the gradient at the local models that FLIX
 looks for, and the mixing weights that APFL learns. Warnings name what a user should not
@@ -20,8 +20,7 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.tables.model import loss_name, name_parts
 from fedblend.report import measures
-from fedblend.report.figures import USUAL, plot_rows
-from fedblend.report.measures import main_splits, rows_of
+from fedblend.report.measures import rows_of
 from fedblend.runs import per_row_scores, run_folder
 from fedblend.runs.certificates import run_certificates
 from fedblend.runs.personalize import new_clients
@@ -45,7 +44,6 @@ def write_summary(
     run: Run,
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
-    formats: Sequence[str] = USUAL,
 ) -> dict[str, Any]:
     """Write all results of a completed run; ``summary.json`` last, which ends a run.
 
@@ -56,7 +54,6 @@ def write_summary(
         run: the federated stage, completed.
         promised: what is promised of the run: its privacy.
         on_warning: called with each warning, one line.
-        formats: of the figures; none are drawn if empty.
 
     Returns:
         The content of ``summary.json``.
@@ -68,7 +65,7 @@ def write_summary(
     least = chance(loss_name(config, built.task), run.federated_data)
     warnings += _warnings_at_end(run, runs, least)
     unseen = _unseen_clients(run, config, built)
-    harmed = write_results(folder, run, seeds, columns, unseen, formats=formats)
+    harmed = write_results(folder, run, seeds, columns, unseen)
     kept, size = run_folder.write_personal_models(
         folder, run, seeds, built.algorithm, config.run.keep_personal
     )
@@ -159,10 +156,8 @@ def write_results(
     seeds: list[int],
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
-    *,
-    formats: Sequence[str] = USUAL,
 ) -> dict[str, Any]:
-    """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
+    """Write the models, the evidence, ``clients.csv`` and ``harm.csv``.
 
     Args:
         folder: the folder of the run.
@@ -170,7 +165,6 @@ def write_results(
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
         unseen: the clients that took no part in training, for each seed.
-        formats: of the figures; none are drawn if empty.
 
     Returns:
         The harmed clients, for ``summary.json``.
@@ -185,9 +179,6 @@ def write_results(
     if found is not None:
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
     run_folder.write_clients(folder, run, seeds, columns, unseen)
-    if formats and main_splits(rows):
-        names = [run.federated_data.name(int(one)) for one in run.measured_ids]
-        plot_rows(rows, folder.figures, run.evidence, run.alone, names, formats)
     return {"harmed": harms(run.evidence)}
 
 

@@ -17,7 +17,7 @@ copied, and the later run restores them as if it had been interrupted there.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,6 @@ def run_config(
     on_step: Callable[[Step], None] = lambda step: None,
     on_warning: Callable[[str], None] = lambda line: None,
     local: Run | None = None,
-    figures: bool | Sequence[str] = True,
 ) -> dict[str, Any]:
     """Run a configuration and write its folder.
 
@@ -87,7 +86,6 @@ def run_config(
         on_warning: called with each warning, one line.
         local: training alone as ``measure.local`` asks for it, where it was computed
             already.
-        figures: draw the figures, or their formats, such as "pdf".
 
     Returns:
         The summary, as in ``summary.json``.
@@ -106,7 +104,6 @@ def run_config(
         _check_data(folder, built)
         # Clients train alone for as long as is best for the metric that is shown first.
         metric = main_first(built.measures)[0]
-        formats = results.USUAL if figures is True else figures or ()
         return run_built(
             config,
             built,
@@ -115,7 +112,6 @@ def run_config(
             local=local,
             on_step=on_step,
             on_warning=on_warning,
-            formats=formats,
         )[0]
 
 
@@ -128,7 +124,6 @@ def run_built(
     local: Run | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_warning: Callable[[str], None] = lambda line: None,
-    formats: Sequence[str] = (),
 ) -> tuple[dict[str, Any], Run]:
     """Run what a configuration built, and write its folder; the summary and the run.
 
@@ -140,7 +135,6 @@ def run_built(
         local: training alone, where it was computed already.
         on_step: called after every block of rounds.
         on_warning: called with each warning, one line.
-        formats: of the figures; none are drawn if empty.
     """
     folder = Folder(out)
     blocks = certificates.blocks_of(config, built)
@@ -154,10 +148,7 @@ def run_built(
     watched = _watch(run, config, on_step, on_warning)
     for stage in runs:
         advance(folder, config, stage, runs, metric, watched, blocks)
-    summary = results.write_summary(
-        folder, config, built, run, promised, on_warning, formats
-    )
-    return summary, run
+    return results.write_summary(folder, config, built, run, promised, on_warning), run
 
 
 def _watch(

@@ -18,7 +18,6 @@
     checkpoint         for --resume; local_checkpoint is that of training alone,
                        trial_checkpoint that of the trial of how long to train alone
     states             client states, where they are stored on disk; likewise
-    figures            curves as PNG and SVG
     report.html        all of it as one page, written by ``fedblend run``
 
 Every file is written beside its place and moved there, so that it is whole or absent.
@@ -90,7 +89,6 @@ class Folder:
         self.clients = path / "clients.csv"
         self.harm = path / "harm.csv"
         self.evidence = path / "evidence.safetensors"
-        self.figures = path / "figures"
 
     def checkpoint(self, stage: str) -> Path:
         """The checkpoint of a stage: "trial", "local" or "federated"."""

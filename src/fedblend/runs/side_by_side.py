@@ -166,7 +166,7 @@ def _write(
     run: Run,
     on_warning: Callable[[str, str], None],
 ) -> None:
-    """Write the folder of an ordinary run; the figures are those of the sweep."""
+    """Write the folder of an ordinary run."""
     open_folder(folder, point.config, built)
     run_folder.write_metrics(folder, run, seeds_of(point.config))
     results.write_summary(
@@ -176,5 +176,4 @@ def _write(
         run,
         {},
         lambda line: on_warning(point.name, line),
-        formats=(),
     )

@@ -204,6 +204,4 @@ def write(config: Config, built: Built, found: Choice, out: Path) -> None:
         open_folder(folder, again, built)
         run_folder.write_metrics(folder, run, seeds_of(config))
         about = {"guard": {"expected_harm": float(found.harm.mean())}}
-        results.write_summary(
-            folder, again, built, run, about, lambda line: None, formats=()
-        )
+        results.write_summary(folder, again, built, run, about, lambda line: None)

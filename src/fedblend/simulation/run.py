@@ -5,7 +5,6 @@
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -229,12 +228,6 @@ class Run(Results):
         warnings = not_finite(history, measured, evidence.counts, shared)
         warnings += still_improving(alone)
         return {**summarize(history[-1], evidence, spent), "warnings": warnings}
-
-    def plot(self, path: str | Path | None = None) -> Any:
-        """Curves of the run as a matplotlib figure, saved to ``path`` if given."""
-        from fedblend.report.figures import plot_run
-
-        return plot_run(self._ready(), path, self.over)
 
     def frame(self) -> Any:
         """The records as a pandas frame: a line for each measured number.

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from fedblend.config.config import check
-from fedblend.runs import results
 from fedblend.runs.run import run_config
 
 ROWS = 90
@@ -64,7 +62,5 @@ def run_mixed(folder: Path, **algorithm: Any) -> Path:
         "run": {"rounds": 4, "every": 2},
         "measure": {"local": 2},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "plot_rows", lambda *arguments: None)
-        run_config(check(tables, "here"), folder / "run")
+    run_config(check(tables, "here"), folder / "run")
     return folder / "run"

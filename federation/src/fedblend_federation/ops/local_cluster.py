@@ -254,7 +254,7 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
                 show(f"{f'{name}, {node}':<32}{cells}")
     show(
         f"With two dozen digits a node, a few percent mean little. In {out}: "
-        f"{', '.join(EXPERIMENTS)}, each with summary.json and figures."
+        f"{', '.join(EXPERIMENTS)}, each with summary.json and tables."
     )
 
 

@@ -229,7 +229,7 @@ def _check_stop(path: Path) -> None:
 def _results(
     folder: Folder, contract: Contract, server: Coordinator, repeated: int
 ) -> dict[str, Any]:
-    """Write models, tables and figures; the summary, which is to be written last."""
+    """Write models and tables; the summary, which is to be written last."""
     config = contract.config
     harm = results.write_results(folder, server, [contract.seed], {})
     # Rounds that were counted twice cost privacy twice.
