@@ -16,6 +16,7 @@ from fedblend.data.dataset import DataError, task_of
 from fedblend.data.readers.read import read, read_new_rows
 from fedblend.data.readers.targets import log_shift_of
 from fedblend.errors import InputError, UserError
+from fedblend.runs.auto import candidates, comparison
 from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.comparison import AutoComparison, Screen
 from fedblend.runs.export.export import export_models
@@ -118,13 +119,15 @@ def seen(file, out, **options):
     """What a comparison says of the table before it compares."""
     lines = []
     request = Request(file, "hospital", "cost", **options)
-    comparison = AutoComparison(request, out, 1.0, Screen(lines.append))
-    comparison.judge()
-    return comparison.state, "\n".join(lines)
+    judged = AutoComparison(request, out, 1.0, Screen(lines.append))
+    judged.judge()
+    return judged.state, "\n".join(lines)
 
 
 def test_auto_chooses_the_scale_and_says_so(file, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedblend.runs.auto.comparison.SPLITS", 3)
+    linear = [one for one in candidates.CANDIDATES if one.model == "linear"]
+    monkeypatch.setattr(comparison, "CANDIDATES", linear)
+    monkeypatch.setattr(comparison, "SPLITS", 3)
     state, said = seen(file, tmp_path / "auto")
     assert "predict log(it + 1)" in said and "--scale linear" in said
     assert state["criterion"] == "squared error of the logarithm"
