@@ -3,7 +3,6 @@
 """Gradients of single rows, against those that autodiff makes of one row at a time."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,24 +64,31 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_norms_and_sums_are_those_of_single_rows(name):
     loss, params, dense = CASES[name]
-    found = jax.vmap(partial(row_gradient, loss, params))((IMAGES, CLASSES))
-    assert len(found.factors) == dense
 
-    def loss_of(here, at):
-        return loss(here, (IMAGES[at : at + 1], CLASSES[at : at + 1]))[0]
+    @jax.jit
+    def ours(weights):
+        found = jax.vmap(partial(row_gradient, loss, params))((IMAGES, CLASSES))
+        assert len(found.factors) == dense
+        return jax.vmap(sum_squares)(found), sum_weighted(found, weights, params)
 
-    each = [jax.grad(loss_of)(params, at) for at in range(ROWS)]
-    norms: Any = [
-        sum(jnp.square(x).sum() for x in jax.tree.leaves(one)) for one in each
-    ]
+    @jax.jit
+    def slope(image, label):
+        def loss_of(here):
+            return loss(here, (image[None], label[None]))[0]
+
+        return jax.grad(loss_of)(params)
+
+    rows = zip(np.asarray(IMAGES), np.asarray(CLASSES), strict=True)
+    each = [jax.tree.map(np.float64, jax.tree.leaves(slope(*row))) for row in rows]
+    weights = np.float32(RNG.uniform(size=ROWS))
+    norms, total = ours(weights)
     near = 2e-2 if "half" in params else 1e-4
-    np.testing.assert_allclose(jax.vmap(sum_squares)(found), norms, rtol=near)
-    weights = jnp.asarray(RNG.uniform(size=ROWS), jnp.float32)
-    total = sum_weighted(found, weights, params)
-    for leaf, *parts in zip(*map(jax.tree.leaves, (total, *each)), strict=True):
-        expected: Any = sum(w * part for w, part in zip(weights, parts, strict=True))
-        size = float(jnp.abs(expected).max())
-        np.testing.assert_allclose(leaf, expected, rtol=0, atol=near * size)
+    expected = [sum(np.square(leaf).sum() for leaf in one) for one in each]
+    np.testing.assert_allclose(norms, expected, rtol=near)
+    for leaf, *parts in zip(jax.tree.leaves(total), *each, strict=True):
+        wanted = np.tensordot(weights, np.stack(parts), 1)
+        size = np.abs(wanted).max()
+        np.testing.assert_allclose(leaf, wanted, rtol=0, atol=near * size)
 
 
 def test_rows_of_weight_zero_may_have_any_gradient():

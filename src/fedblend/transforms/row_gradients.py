@@ -57,11 +57,15 @@ def row_gradient(loss: Loss, params: PyTree, row: PyTree) -> RowGradient:
 
 
 def sum_squares(gradient: RowGradient) -> jax.Array:
-    """Of the gradient of one row."""
-    parts = [jnp.square(leaf).sum() for leaf in gradient.whole.values()]
-    for pair in gradient.factors.values():
-        left, right = (jnp.square(one).sum() for one in pair)
-        parts.append(left * right)
+    """Of the gradient of one row, at least in float32: half precision overflows."""
+
+    def squares(leaf):
+        wide = jnp.promote_types(leaf.dtype, jnp.float32)
+        return jnp.square(leaf.astype(wide)).sum()
+
+    parts = [squares(leaf) for leaf in gradient.whole.values()]
+    for left, right in gradient.factors.values():
+        parts.append(squares(left) * squares(right))
     return sum(parts, jnp.zeros(()))
 
 
