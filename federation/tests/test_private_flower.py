@@ -119,7 +119,7 @@ def test_a_message_passes_every_private_call(reply, lab, monkeypatch):
         from flwr.supercore.task_identity import TaskIdentity
         from flwr.superlink.grid.http_grid import HttpGrid
 
-        from fedblend_federation.flower import clients, grid, records
+        from fedblend_federation.flower import clients, grid, private, records
 
         for name, value in (("_run_id", RUN), ("_node_id", 1), ("_task_id", 3)):
             monkeypatch.setattr(TaskIdentity, name, value)
@@ -131,7 +131,8 @@ def test_a_message_passes_every_private_call(reply, lab, monkeypatch):
         server = HttpGrid(address, root_certificates=certificate, token="token")
         server.set_run(Run.create_empty(RUN))
         query = Message(records.make_record(b"hello"), NODE, records.KIND, ttl=60)
-        (sent,) = grid.push(server, [query])
+        own = private.Server(server)
+        (sent,) = grid.push(own, [query])
 
         node = clients.FleetClient(address, home / "ca.crt", home / "node.key", print)
         assert node.activate(10.0) == NODE
@@ -144,10 +145,9 @@ def test_a_message_passes_every_private_call(reply, lab, monkeypatch):
         node.reply(delivery, answer, 0.1)
         assert node.pull() is None
 
-        ((request, fetch),) = grid.claim(server, [sent])
+        ((request, id, tree),) = own.pull([sent])
         assert request == sent
-        data, error, gone = fetch()
-        assert (data or error, gone) == (answer, False)
+        assert grid.fetch(own, id, tree, 1.0) == answer
         node.deactivate(NODE)
         control.unregister(number)
         node.close()

@@ -39,7 +39,6 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
-from flwr.serverapp import Grid
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.inflatable.inflatable_object import (
     InflatableObject,
@@ -234,11 +233,6 @@ class Server:
             (head.reply_to_message_id, head.message_id, tree)
             for head, tree in zip(heads, found.message_object_trees, strict=True)
         ]
-
-
-def server_of(grid: Grid) -> Server | None:
-    """The calls of a Grid's own client; None where the Grid has no such client."""
-    return Server(grid) if getattr(grid, "_runtime_client", None) else None
 
 
 class Control:
