@@ -22,10 +22,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import federation_work
 from fedblend.config.config import dump
-from fedblend_federation.client.node import answering_at
+from fedblend_federation.client.node import answering
 from fedblend_federation.ops.experiments import open_folder, run_experiment
 from fedblend_federation.ops.local_cluster import local_cluster, write_rows
 from fedblend_federation.ops.provision import provision
+from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.secure.flatten import FixedPoint
 from fedblend_federation.secure.session import Attempt, Party, View, public_key, unmask
 from fedblend_federation.server.run import run_server
@@ -77,7 +78,10 @@ def loopback(turns):
             own = federation_work.rows(number, WIDTH)
             write_rows(lab / "nodes" / name, own, None)
         homes = [lab / "nodes" / name for name in names]
-        made = {n: answering_at(home / "node.toml") for n, home in enumerate(homes)}
+        made = {
+            n: answering(load_as(NodeSettings, home / "node.toml"))
+            for n, home in enumerate(homes)
+        }
 
         def run(out, secure):
             out.mkdir()

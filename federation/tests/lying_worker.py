@@ -14,7 +14,7 @@ from trials import apart, forged
 
 from fedblend_federation import message as messages
 from fedblend_federation import worker
-from fedblend_federation.client.node import answering_at
+from fedblend_federation.client.node import answering
 from fedblend_federation.ops.settings import NodeSettings, load_as
 
 
@@ -47,7 +47,7 @@ the server has to say about it."""
 
 
 def _serve(path: Path) -> None:
-    node, said = answering_at(path), {}
+    node, said = answering(load_as(NodeSettings, path)), {}
 
     def reply(data: bytes) -> bytes:
         honest = node.reply(data)

@@ -39,10 +39,12 @@ pytestmark = pytest.mark.slow
 
 NAMES = ("ada", "ben", "cyn")
 ROUNDS = 6
+RESTART = 5.0
+"""Seconds after which a service that ended is started again, as by our units."""
 CARRIER = {
     "server app": "flwr-serverapp",
     "link": "flower-superlink",
-    "node": "--once",
+    "node": "federation node",
 }
 SUPERNODE = {
     "supernode": "flower-supernode",
@@ -84,7 +86,8 @@ class Federation:
             flag = f"supernode = {str(supernodes).lower()}\n[data]"
             settings.write_text(text.replace("[data]", flag))
         self.settings = load_as(ServerSettings, folder / "server" / "server.toml")
-        self.services: list[subprocess.Popen] = []
+        self.supernodes, self.over = supernodes, threading.Event()
+        self.running: dict[tuple[str, Path], subprocess.Popen] = {}
 
     def start(self) -> None:
         self._serve("server", self.folder / "server" / "server.toml")
@@ -93,7 +96,9 @@ class Federation:
             lambda: "may connect" in registered.read_text(), 300, "the link"
         )
         for name in NAMES:
-            self._serve("node", self.folder / "nodes" / name / "node.toml")
+            path = self.folder / "nodes" / name / "node.toml"
+            for role in ("worker", "node") if self.supernodes else ("node",):
+                self._serve(role, path)
         processes.wait_until(self.complete, 300, "the nodes", every=2.0)
 
     def complete(self) -> bool:
@@ -104,17 +109,25 @@ class Federation:
         return there == ["online"] * len(NAMES)
 
     def _serve(self, role: str, path: Path) -> None:
+        """Run a service, and start it again when it ends, as systemd does."""
         out = self.folder / ("server.out" if role == "server" else f"{path.parent}.out")
-        with open(out, "ab") as words:
-            self.services.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "fedblend", "federation", role, path],
-                    stdout=words,
-                    stderr=words,
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                )
-            )
+        out.touch()
+        home = path.parent / ("flower" if role == "node" else "state")
+
+        def keep() -> None:
+            while not self.over.is_set():
+                with open(out, "ab") as words:
+                    self.running[role, path] = service = subprocess.Popen(
+                        [sys.executable, "-m", "fedblend", "federation", role, path],
+                        stdout=words,
+                        stderr=words,
+                        stdin=subprocess.DEVNULL,
+                        env={**processes.variables(home), "PYTHONUNBUFFERED": "1"},
+                    )
+                service.wait()
+                self.over.wait(RESTART)
+
+        threading.Thread(target=keep, daemon=True).start()
 
     def command(self, *words: object) -> str:
         """What ``fedblend federation ...`` prints on the server's machine."""
@@ -126,9 +139,10 @@ class Federation:
         ).stdout
 
     def stop(self) -> None:
-        for service in self.services:
+        self.over.set()
+        for service in self.running.values():
             service.terminate()
-        for service in self.services:
+        for service in self.running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 service.wait(40)
         for number in processes_of(self.folder):

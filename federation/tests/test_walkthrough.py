@@ -6,9 +6,9 @@ import pytest
 from walkthrough import HOME, ROUNDS, NewUser, commands
 
 from fedblend.config.config import load
-from fedblend_federation.client.node import answering_at
+from fedblend_federation.client.node import answering
 from fedblend_federation.ops import experiments
-from fedblend_federation.ops.settings import ServerSettings, load_as
+from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend_federation.server.run import run_server
 from loopback import LoopbackTransport
 
@@ -39,7 +39,10 @@ def test_what_the_scripts_set_up_gets_to_a_first_result(user, tmp_path):
     config = load(home / "trial.toml")
     settings = load_as(ServerSettings, home / "server.toml")
     experiments.open_folder(out, config, settings, resume=False)
-    nodes = {at: answering_at(user.home(n) / "node.toml") for at, n in enumerate(NODES)}
+    nodes = {
+        at: answering(load_as(NodeSettings, user.home(n) / "node.toml"))
+        for at, n in enumerate(NODES)
+    }
     summary = run_server(out, LoopbackTransport(nodes), poll=0.0)
     (found,) = summary["runs"]
     assert found["round"] == ROUNDS

@@ -1,24 +1,26 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which programs a node consists of, and that a program which ends is started again."""
+"""Which programs a node consists of, and how a service ends."""
 
 import sys
 
 import pytest
 from edits import edit
+from typer.testing import CliRunner
 
+from fedblend.cli import app
+from fedblend.errors import RunError
 from fedblend_federation.flower import processes
 from fedblend_federation.ops import supervisor
-from fedblend_federation.ops.settings import NodeSettings, load_as
-from fedblend_federation.ops.supervisor import Program
+from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
 
 
 @pytest.fixture
-def kept(monkeypatch) -> list:
-    """What is kept running, in place of running it."""
+def served(monkeypatch) -> list:
+    """What this process becomes, or how it carries, in place of doing it."""
     found = []
     monkeypatch.setattr(
-        supervisor, "_keep", lambda programs, check, log: found.append(dict(programs))
+        supervisor.os, "execve", lambda program, command, environ: found.append(command)
     )
     monkeypatch.setattr(
         supervisor, "serve_carrier", lambda settings, **how: found.append(how)
@@ -27,55 +29,73 @@ def kept(monkeypatch) -> list:
     return found
 
 
-def serve(path, **options) -> None:
-    supervisor.serve_node(load_as(NodeSettings, path), path, **options)
+def serve(path, *options: str) -> None:
+    result = CliRunner().invoke(app, ["federation", "node", str(path), *options])
+    assert result.exit_code == 0, result.output
 
 
-def test_a_node_is_one_process_with_our_carrier(own, kept):
+def test_a_node_is_one_process_with_our_carrier(own, served):
     path = own / "nodes/alice/node.toml"
     serve(path)
-    ((name, program),) = kept[0].items()
-    assert name == "node"
-    assert program.folder == own / "nodes/alice/state"
-    assert program.command[-4:] == ["federation", "node", str(path), "--once"]
-    assert not any("flower" in word for word in program.command)
+    assert served[0]["with_rows"] is True
+    command = processes.node_command(path)
+    assert command[-3:] == ["federation", "node", str(path)]
+    assert not any("flower" in word for word in command)
 
 
-def test_without_rows_it_is_this_process(own, kept):
-    serve(own / "nodes/alice/node.toml", flower_only=True)
-    assert kept[0]["with_rows"] is False
+def test_without_rows_it_is_this_process(own, served):
+    serve(own / "nodes/alice/node.toml", "--flower-only")
+    assert served[0]["with_rows"] is False
 
 
 @pytest.mark.parametrize("where", ["option", "file"])
-def test_flowers_supernode_is_a_choice(own, kept, where):
+def test_flowers_supernode_is_a_choice(own, served, where):
     path = own / "nodes/alice/node.toml"
     if where == "file":
         edit(path, "[data]", "supernode = true\n[data]")
-    serve(path, supernode=where == "option")
-    assert list(kept[0]) == ["worker", "node"]
-    command = list(kept[0]["node"].command)
-    assert command[1:4] == [
-        "-m",
-        "fedblend_federation.flower.port_guard",
-        "flower-supernode",
-    ]
-    assert f'settings="{path}"' in command[-1]
-    serve(path, supernode=where == "option", flower_only=True)
-    assert list(kept[1]) == ["node"]
-    assert "settings" not in kept[1]["node"].command[-1]
+    serve(path, *(["--supernode"] if where == "option" else []))
+    guard = ["-m", "fedblend_federation.flower.port_guard", "flower-supernode"]
+    assert served[0][1:4] == guard
+    socket = load_as(NodeSettings, path).worker_socket
+    assert served[0][-1] == f'socket="{socket}"'
 
 
-def test_a_program_that_ends_is_started_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "RESTART_AFTER", 0.0)
+def test_a_link_that_ends_is_one_line(own, monkeypatch):
+    settings = load_as(ServerSettings, own / "server/server.toml")
+    program = [sys.executable, "-c", "print('x' * 20); exit(3)"]
+    monkeypatch.setattr(processes, "link_command", lambda settings: program)
+    monkeypatch.setattr(supervisor, "is_up", lambda settings: False)
     monkeypatch.setattr(supervisor, "INTERVAL", 0.02)
+    with pytest.raises(RunError, match=r"ended with code 3; see .*link\.log"):
+        supervisor.serve_link(settings)
+    assert "x" * 20 in (settings.folder / "link.log").read_text()
+
+
+def test_a_link_is_ended_with_its_service(own, monkeypatch):
+    """Its keys are registered once it is up, and an interrupt ends it."""
+    settings = load_as(ServerSettings, own / "server/server.toml")
+    program = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(processes, "link_command", lambda settings: program)
+    monkeypatch.setattr(supervisor, "is_up", lambda settings: True)
+    registered, started = [], []
+    monkeypatch.setattr(supervisor.registration, "register", registered.append)
+    start = processes.start
+    monkeypatch.setattr(
+        processes, "start", lambda *of: started.append(start(*of)) or started[0]
+    )
+
+    def ready() -> None:
+        raise KeyboardInterrupt
+
+    supervisor.serve_link(settings, ready)
+    assert registered == [settings]
+    assert started[0].poll() is not None
+
+
+def test_a_log_keeps_one_older_part(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "MAX_LOG", 10)
-    lines: list[str] = []
-
-    def check() -> None:
-        if len(lines) == 2:
-            raise KeyboardInterrupt
-
-    program = Program([sys.executable, "-c", "print('x' * 20); exit(3)"], tmp_path)
-    supervisor._keep({"short": program}, check, lines.append)
-    assert lines == ["short ended with code 3"] * 2
-    assert (tmp_path / "short.log.1").exists()
+    log = tmp_path / "link.log"
+    log.write_text("x" * 20)
+    processes.rotate(log)
+    assert log.read_text() == ""
+    assert (tmp_path / "link.log.1").read_text() == "x" * 20

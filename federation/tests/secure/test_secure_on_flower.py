@@ -26,7 +26,7 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.simulation.serialize import unpack
 from fedblend_federation import transport as transports
-from fedblend_federation.client.node import answering_at
+from fedblend_federation.client.node import answering
 from fedblend_federation.flower import processes
 from fedblend_federation.ops import experiments
 from fedblend_federation.ops.local_cluster import (
@@ -35,6 +35,7 @@ from fedblend_federation.ops.local_cluster import (
     write_rows,
 )
 from fedblend_federation.ops.provision import provision
+from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import coarse
 from fedblend_federation.server import coordinator, settings
@@ -140,7 +141,10 @@ def without_masks(method: str, place: Path, gone=None) -> dict[str, bytes]:
     homes = [lab / "nodes" / name for name in NAMES]
     for client, home in enumerate(homes):
         write_rows(home, rows_of(client), POLICY)
-    nodes = {1000 + c: answering_at(home / "node.toml") for c, home in enumerate(homes)}
+    nodes = {
+        1000 + c: answering(load_as(NodeSettings, home / "node.toml"))
+        for c, home in enumerate(homes)
+    }
     transport = DroppingTransport(nodes, gone or {})
     out = experiment(place / "out", config_of(method, secure=False))
     with pytest.MonkeyPatch.context() as patch:

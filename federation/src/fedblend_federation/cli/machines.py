@@ -281,7 +281,7 @@ def server_settings(path: Path) -> "ServerSettings":
 
 @app.command("server")
 def server(settings: ServerPath = Path("server.toml")) -> None:
-    """Keep the link running that nodes and experiments connect to; Ctrl-C ends it.
+    """Run the link that nodes and experiments connect to; Ctrl-C ends it.
 
     [bold]Example[/bold]
 
@@ -291,11 +291,8 @@ def server(settings: ServerPath = Path("server.toml")) -> None:
 
     known = server_settings(settings)
     names = ", ".join(node.name for node in known.nodes)
-    serve_link(
-        known,
-        ready=lambda: typer.echo(f"link at {known.link}; nodes {names} may connect"),
-        log=lambda line: typer.echo(line, err=True),
-    )
+    up = f"link at {known.link}; nodes {names} may connect"
+    serve_link(known, lambda: typer.echo(up))
 
 
 @app.command("node")
@@ -310,32 +307,31 @@ def node(
     supernode: Annotated[
         bool,
         typer.Option(
-            "--supernode", help="Flower's SuperNode, which runs the server's app."
+            "--supernode",
+            help="Flower's SuperNode, which runs the server's app and needs a worker.",
         ),
     ] = False,
-    once: Annotated[bool, typer.Option("--once", hidden=True)] = False,
 ) -> None:
-    """Keep a node running; Ctrl-C ends it.
+    """Run a node; Ctrl-C ends it.
 
     [bold]Example[/bold]
 
     fedblend federation node node.toml
     """
+    from fedblend_federation.ops import supervisor
     from fedblend_federation.ops.settings import NodeSettings, load_as, name_clients
-    from fedblend_federation.ops.supervisor import serve_carrier, serve_node
 
     known = load_as(NodeSettings, settings)
-
-    def log(line: str) -> None:
-        typer.echo(line, err=True)
-
-    if once:
+    typer.echo(f"{name_clients(known.client_ids)} of {known.server}")
+    if supernode or known.supernode:
+        supervisor.serve_supernode(known)
+    if not flower_only:
         screen.compile_cache()
-        serve_carrier(known, log=log)
-        return
-    folder = known.flower_folder if flower_only else known.folder
-    typer.echo(f"{name_clients(known.client_ids)} of {known.server}; logs in {folder}")
-    serve_node(known, settings, flower_only=flower_only, supernode=supernode, log=log)
+    supervisor.serve_carrier(
+        known,
+        with_rows=not flower_only,
+        log=lambda line: typer.echo(line, err=True),
+    )
 
 
 @app.command("worker")

@@ -47,7 +47,6 @@ from fedblend_federation.ops.audit import Audit
 from fedblend_federation.ops.settings import (
     ClientSettings,
     NodeSettings,
-    load_as,
     name_clients,
 )
 from fedblend_federation.policy.admit import Admission
@@ -310,8 +309,3 @@ def answering(settings: NodeSettings) -> Node | Host:
     if settings.client is not None:
         return nodes[settings.client]
     return Host(nodes, Audit(settings.folder / "audit.jsonl").note)
-
-
-def answering_at(path: Path) -> Node | Host:
-    """What answers for the node whose node.toml this is."""
-    return answering(load_as(NodeSettings, path))

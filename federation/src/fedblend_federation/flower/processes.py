@@ -129,25 +129,14 @@ def guard_program(name: str) -> list[str]:
     return [sys.executable, "-m", "fedblend_federation.flower.port_guard", name]
 
 
-def supernode_command(
-    settings: NodeSettings, port: int, path: Path | None = None
-) -> list[str]:
-    """Flower's SuperNode: its key, and the socket of the worker.
-
-    Args:
-        settings: of the node.
-        port: one that is free.
-        path: of node.toml, if the SuperNode may answer messages without the worker.
-    """
-    config = f'socket="{settings.worker_socket}"'
-    if path is not None:
-        config += f' settings="{path.absolute()}"'
+def supernode_command(settings: NodeSettings, port: int) -> list[str]:
+    """Flower's SuperNode on a free port: its key, and the socket of the worker."""
     options = {
         "--superlink": settings.server,
         "--root-certificates": settings.ca,
         "--auth-supernode-private-key": settings.key,
         "--port": port,
-        "--node-config": config,
+        "--node-config": f'socket="{settings.worker_socket}"',
     }
     return [*guard_program("flower-supernode"), *_words(options)]
 
@@ -158,8 +147,7 @@ def _words(options: Mapping[str, object]) -> list[str]:
 
 def node_command(path: Path) -> list[str]:
     """The process of the node whose node.toml this is: carrier, rows and state."""
-    node = [sys.executable, "-m", "fedblend", "federation", "node", str(path)]
-    return [*node, "--once"]
+    return [sys.executable, "-m", "fedblend", "federation", "node", str(path)]
 
 
 def worker_command(path: Path) -> list[str]:

@@ -1,28 +1,23 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Our messages inside of Flower's, and the ClientApp of a node.
+"""Our messages inside of Flower's.
 
 Each of our messages is one piece of bytes in a Flower message; rounds, deadlines and
-resending are our own (``transport``). The ClientApp is for nodes with Flower's
-SuperNode in place of our carrier; it imports no JAX.
+resending are our own (``transport``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
-from pathlib import Path
 
 from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
-    Context,
     Error,
     Message,
     RecordDict,
 )
-from flwr.clientapp import ClientApp
 
-from fedblend_federation import worker
 from fedblend_federation.flower.private import Tree, put_together
 
 RECORD, ARRAY, PAUSE, KIND = "fedblend", "message", "pause", "query"
@@ -77,27 +72,3 @@ def pause_in(content: RecordDict) -> float | None:
     """The pause that the server asks for, if it does."""
     pause = content.config_records.get(RECORD, {}).get(PAUSE)
     return pause if isinstance(pause, float) and 0 <= pause < inf else None
-
-
-def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> ClientApp:
-    """The app of a node: hands messages to the worker, or answers them in process.
-
-    Args:
-        in_process: from the path of node.toml to a function that answers messages; used
-            where no worker is there and the node's configuration names node.toml.
-    """
-    app = ClientApp()
-
-    @app.query()
-    def forward(request: Message, context: Context) -> Message:
-        message, config = read_record(request.content), context.node_config
-        try:
-            reply = worker.request(Path(str(config["socket"])), message)
-        except worker.SocketError:
-            settings = config.get("settings")
-            if not settings:
-                raise
-            reply = in_process(Path(str(settings)))(message)
-        return Message(make_record(reply), reply_to=request)
-
-    return app

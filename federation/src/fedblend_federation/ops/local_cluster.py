@@ -148,7 +148,7 @@ def _start(
         if supernodes:
             start(processes.worker_command(path), node.folder, "worker")
             port = processes.free_port()
-            supernode = processes.supernode_command(node, port, path)
+            supernode = processes.supernode_command(node, port)
             start(supernode, node.flower_folder, "node")
         else:
             start(processes.node_command(path), node.folder, "node")

@@ -2,19 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The long-lived services of a federation: the link, a node, and a node's worker.
 
-Each starts its programs, restarts them when they end, and ends them when it is stopped.
+Each runs until it is interrupted, or until its program ends: systemd starts it again.
 """
 
 import grp
 import os
 import ssl
-import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NoReturn
 
 from fedblend.errors import RunError
 from fedblend_federation import worker
@@ -24,35 +23,34 @@ from fedblend_federation.ops.audit import Audit
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
 
 INTERVAL = 0.5
-"""Seconds between two checks of the programs."""
-
-
-class Program(NamedTuple):
-    """A program that is kept running, and the folder of its state and log."""
-
-    command: Sequence[str]
-    folder: Path
+"""Seconds between two looks at the link."""
 
 
 def serve_link(
-    settings: ServerSettings,
-    *,
-    ready: Callable[[], None] = lambda: None,
-    log: Callable[[str], None] = lambda line: None,
+    settings: ServerSettings, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Keep the link running, and register the nodes' keys once it is up."""
+    """Run the link, and register the nodes' keys once it is up.
+
+    Raises:
+        RunError: the link ended by itself.
+    """
     processes.connect(settings)
-    registered = False
-
-    def register() -> None:
-        nonlocal registered
-        if not registered and is_up(settings):
-            registration.register(settings)
-            registered = True
-            ready()
-
-    link = Program(processes.link_command(settings), settings.folder)
-    _keep({"link": link}, register, log)
+    output, registered = settings.folder / "link.log", False
+    link = processes.start(processes.link_command(settings), settings.folder, output)
+    with processes.interrupt_on_sigterm():
+        try:
+            while link.poll() is None:
+                if not registered and is_up(settings):
+                    registration.register(settings)
+                    registered = True
+                    ready()
+                processes.rotate(output)
+                time.sleep(INTERVAL)
+        except KeyboardInterrupt:
+            return
+        finally:
+            processes.stop(link)
+    raise RunError(f"the link ended with code {link.returncode}; see {output}")
 
 
 def is_up(settings: ServerSettings) -> bool:
@@ -66,37 +64,15 @@ def is_up(settings: ServerSettings) -> bool:
         return False
 
 
-def serve_node(
-    settings: NodeSettings,
-    path: Path,
-    *,
-    flower_only: bool = False,
-    supernode: bool = False,
-    log: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Keep a node running: one process with the carrier and the rows.
+def serve_supernode(settings: NodeSettings) -> NoReturn:
+    """Become Flower's SuperNode, which runs its app in place of the carrier.
 
-    Args:
-        settings: those in ``path``.
-        path: of node.toml.
-        flower_only: the half that has the network, which then needs nothing but the
-            socket; another user runs the worker. The carrier is then this process.
-        supernode: Flower's SuperNode and its app in place of the carrier.
-        log: called with a line when a program had to be restarted.
+    It needs the worker, which is a service of its own.
     """
-    if not (supernode or settings.supernode):
-        if flower_only:
-            return serve_carrier(settings, with_rows=False, log=log)
-        node = Program(processes.node_command(path), settings.folder)
-        return _keep({"node": node}, lambda: None, log)
-    port = processes.free_port()
-    fallback = None if flower_only else path
-    command = processes.supernode_command(settings, port, fallback)
-    programs = {"node": Program(command, settings.flower_folder)}
-    if not flower_only:
-        own = Program(processes.worker_command(path), settings.folder)
-        programs = {"worker": own, **programs}
-    return _keep(programs, lambda: None, log)
+    folder = settings.flower_folder
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = processes.supernode_command(settings, processes.free_port())
+    os.execve(command[0], command, processes.variables(folder))
 
 
 def serve_carrier(
@@ -132,37 +108,6 @@ def serve_carrier(
             Carrier(fleet, folder, handler, note, log).run()
         except KeyboardInterrupt:
             return
-
-
-def _keep(
-    programs: Mapping[str, Program],
-    check: Callable[[], None],
-    log: Callable[[str], None],
-) -> None:
-    """Run programs until interrupted; each is restarted when it ends."""
-    running: dict[str, subprocess.Popen] = {}
-    due = dict.fromkeys(programs, 0.0)
-    with processes.interrupt_on_sigterm():
-        try:
-            while True:
-                for name, (command, folder) in programs.items():
-                    process = running.get(name)
-                    if process is not None and process.poll() is not None:
-                        processes.stop(process, 1.0)
-                        log(f"{name} ended with code {process.returncode}")
-                        due[name] = time.monotonic() + processes.RESTART_AFTER
-                        running.pop(name)
-                    if name not in running and time.monotonic() >= due[name]:
-                        output = folder / f"{name}.log"
-                        running[name] = processes.start(command, folder, output)
-                    processes.rotate(folder / f"{name}.log")
-                check()
-                time.sleep(INTERVAL)
-        except KeyboardInterrupt:
-            return
-        finally:
-            for process in running.values():
-                processes.stop(process)
 
 
 def serve_worker(path: Path, group: str | None = None) -> None:
