@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend_federation import message as messages
+from fedblend_federation.client import state as states
 from fedblend_federation.message import Message
 from fedblend_federation.secure import masks
-from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import FixedPoint
 from fedblend_federation.secure.masks import KEY_BYTES, SecureError, add_mask, unseal
 from fedblend_federation.secure.session import (
@@ -137,7 +137,9 @@ class Attacker:
         return self.federation.folder / f"node{client}" / request.experiment
 
     def _learn_answer(self, client: int, request: Message, reply: Message) -> None:
-        record = kept_files.read(self._place(client, request), "masked", request.round)
+        record = states.read_record(
+            self._place(client, request), f"masked-{request.round}"
+        )
         assert record is not None
         about, means = record.about, self.federation.means_of(client, request)
         nonces, broadcast, largest = about["view"]
@@ -166,7 +168,10 @@ class Attacker:
             self.faults.append(f"client {client}: two answers under one mask")
 
     def _learn_opening(self, client: int, request: Message, reply: Message) -> None:
-        about = kept_files.about(self._place(client, request), "masked", request.round)
+        kept = states.read_record(
+            self._place(client, request), f"masked-{request.round}"
+        )
+        about = {} if kept is None else kept.about
         nonces, broadcast, largest = about["view"]
         nonces = {int(one): nonce for one, nonce in nonces.items()}
         view = View(nonces, broadcast, largest).digest(bytes.fromhex(about["attempt"]))

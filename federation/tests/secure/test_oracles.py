@@ -8,7 +8,7 @@ import pytest
 from federations import CLIENTS, SecureFederation, problem
 from trials import clock
 
-from fedblend_federation.secure import state as kept_files
+from fedblend_federation.client import state as states
 from fedblend_federation.secure.flatten import flatten
 
 _ = clock
@@ -19,7 +19,7 @@ def updates(federation: SecureFederation, round: int) -> np.ndarray:
     found = []
     for client in range(CLIENTS):
         place = federation.folder / f"node{client}" / "trial"
-        record = kept_files.read(place, "masked", round)
+        record = states.read_record(place, f"masked-{round}")
         assert record is not None
         found.append(np.frombuffer(record.data, record.about["dtype"]))
     return np.array(found, np.float64)

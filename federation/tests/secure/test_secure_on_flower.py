@@ -26,6 +26,7 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.simulation.serialize import unpack
 from fedblend_federation import transport as transports
+from fedblend_federation.client import state as states
 from fedblend_federation.client.node import answering
 from fedblend_federation.flower import processes
 from fedblend_federation.ops import experiments
@@ -36,7 +37,6 @@ from fedblend_federation.ops.local_cluster import (
 )
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import NodeSettings, load_as
-from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import coarse
 from fedblend_federation.server import coordinator, settings
 from fedblend_federation.server.run import run_server
@@ -191,8 +191,8 @@ class Kill:
                 if place.name in self.old or not place.is_dir():
                     continue
                 masked, opened = (
-                    max(kept_files.rounds(place, kind), default=-2)
-                    for kind in kept_files.KINDS
+                    max(states.rounds(place, kind), default=-2)
+                    for kind in ("masked", "opened")
                 )
                 if masked >= 2 and opened < masked:
                     for number in processes_of(self.made.home(VICTIM)):

@@ -21,7 +21,6 @@ from server_process import federation
 
 from fedblend_federation import message as messages
 from fedblend_federation.client import state as states
-from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import FixedPoint
 from loopback import EXPERIMENT
 
@@ -36,12 +35,14 @@ LATE = 6
 def answer(folder: Path, client: int, round: int) -> np.ndarray:
     """The largest array of what a node computed in a round, from its own disk."""
     place = folder / f"node{client}" / EXPERIMENT
-    record = kept_files.read(place, "masked", round)
+    record = states.read_record(place, f"masked-{round}")
     if record is not None:
         return np.frombuffer(record.data, record.about["dtype"])[
             : problem().params.weight.size
         ]
-    arrays = messages.decode(states.any_reply(place, round)).arrays.values()
+    record = states.read_record(place, f"reply-{round}")
+    assert record is not None
+    arrays = messages.decode(record.data).arrays.values()
     return max((array.ravel() for array in arrays), key=len)
 
 

@@ -195,7 +195,7 @@ def measure(job: Job) -> bytes:
             f"message: a measure after round {round} of an experiment of {setup.rounds}"
         )
     origin = f"from {states.hash_of_state(place, request.base)}"
-    sent = states.read_measures(place, job.digest, origin)
+    sent = states.read_reply(place, "measures", job.digest, origin)
     if sent is not None:
         job.record("measured", round=round)
         return sent
@@ -230,7 +230,7 @@ def measure(job: Job) -> bytes:
     sent_models = {split: sorted(models) for split, models in shown.items()}
     audit = job.record("measured", round=round, sent=sent_models, **event)
     reply = encode(request.reply(measures=shown, audit=audit, **job.told))
-    states.write_measures(place, job.digest, origin, reply)
+    states.write_reply(place, "measures", job.digest, origin, reply)
     return reply
 
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -151,62 +151,59 @@ def request_of(place: Path, round: int) -> str:
     return metadata.get("request", "")
 
 
-def write_reply(
-    place: Path, round: int, request: str, protection: str, reply: bytes
-) -> None:
-    """The reply of a round, with the digest of its request and the protection."""
-    write_atomically(place / f"reply-{round}", _head(request, protection) + reply)
+class Record(NamedTuple):
+    """One file: words about some bytes, and the bytes."""
+
+    about: dict[str, Any]
+    data: bytes
 
 
-def _head(request: str, protection: str) -> bytes:
-    return f"{request} {protection}\n".encode()
+def write_record(place: Path, name: str, about: dict[str, Any], data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    content = pack(np.frombuffer(data, np.uint8), {"about": json.dumps(about)})
+    write_atomically(place / name, content)
 
 
-def read_reply(place: Path, round: int, request: str, protection: str) -> bytes | None:
-    """The reply to that request under that protection; None if it is not there, whole.
-
-    The state that belongs to it must be the one on disk.
-    """
-    head = _head(request, protection)
-    try:
-        _, metadata = unpack((place / f"state-{round}").read_bytes())
-        data = (place / f"reply-{round}").read_bytes()
-        if metadata.get("request") != request or not data.startswith(head):
-            return None
-        unpack(data[len(head) :])
-    except (FileNotFoundError, WireError):
-        return None
-    return data[len(head) :]
-
-
-def any_reply(place: Path, round: int) -> bytes:
-    """The reply of a round, to whatever request.
+def read_record(place: Path, name: str) -> Record | None:
+    """A file; None where there is none.
 
     Raises:
-        WireError: there is none.
+        WireError: it is not what was written.
     """
     try:
-        return (place / f"reply-{round}").read_bytes().partition(b"\n")[2]
+        arrays, metadata = unpack((place / name).read_bytes())
+        return Record(json.loads(metadata["about"]), arrays["value"].tobytes())
     except FileNotFoundError:
-        raise WireError(f"reply: this node has none of round {round}") from None
-
-
-def write_measures(place: Path, request: str, protection: str, reply: bytes) -> None:
-    """The newest reply with measures, with the digest of its request."""
-    write_atomically(place / "reply-measures", _head(request, protection) + reply)
-
-
-def read_measures(place: Path, request: str, protection: str) -> bytes | None:
-    """The newest reply with measures, if it is the reply to that request."""
-    head = _head(request, protection)
-    try:
-        data = (place / "reply-measures").read_bytes()
-        if not data.startswith(head):
-            return None
-        unpack(data[len(head) :])
-    except (FileNotFoundError, WireError):
         return None
-    return data[len(head) :]
+    except (ValueError, LookupError) as error:
+        raise WireError(f"{name}: the file is damaged ({error})") from None
+
+
+def write_reply(
+    place: Path, round: int | str, request: str, protection: str, reply: bytes
+) -> None:
+    """The reply of a round, or to the newest request of "measures".
+
+    Beside it are the digest of its request and the protection.
+    """
+    about = {"request": request, "protection": protection}
+    write_record(place, f"reply-{round}", about, reply)
+
+
+def read_reply(
+    place: Path, round: int | str, request: str, protection: str
+) -> bytes | None:
+    """The reply to that request under that protection; None if it is not there, whole.
+
+    The state that belongs to the reply of a round must be the one on disk.
+    """
+    about = {"request": request, "protection": protection}
+    try:
+        record = read_record(place, f"reply-{round}")
+        known = isinstance(round, str) or request_of(place, round) == request
+    except WireError:
+        return None
+    return record.data if known and record and record.about == about else None
 
 
 def read_state(place: Path, round: int, template: PyTree) -> PyTree:
@@ -220,8 +217,7 @@ def read_state(place: Path, round: int, template: PyTree) -> PyTree:
         return build_tree(arrays, template)
     except FileNotFoundError:
         raise WireError(
-            f"state: that of round {round} is asked for, this node has "
-            f"{sorted(rounds(place))}"
+            f"state: that of round {round} is asked for, this node has {rounds(place)}"
         ) from None
     except WireError as error:
         raise WireError(f"state: that of round {round}: {error}") from None
@@ -233,10 +229,10 @@ def hash_of_state(place: Path, round: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
-def rounds(place: Path) -> list[int]:
-    """The rounds of which there is a state."""
-    names = [re.fullmatch(r"state-(-?\d+)", entry.name) for entry in os.scandir(place)]
-    return [int(name[1]) for name in names if name]
+def rounds(place: Path, kind: str = "state") -> list[int]:
+    """The rounds of which there is a file of a kind, in order."""
+    names = [re.fullmatch(rf"{kind}-(-?\d+)", one.name) for one in os.scandir(place)]
+    return sorted(int(name[1]) for name in names if name)
 
 
 def remove_old(place: Path, base: int, newest: int) -> None:
@@ -245,7 +241,7 @@ def remove_old(place: Path, base: int, newest: int) -> None:
     The states of ``base`` and ``newest`` stay, the newest of those before, and all that
     are newer: a request that comes late must not undo later rounds.
     """
-    known = sorted(rounds(place))
+    known = rounds(place)
     before = [r for r in known if r < base][: -(STATES - 2)]
     between = [r for r in known if base < r < newest]
     for round in before + between:

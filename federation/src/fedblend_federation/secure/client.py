@@ -6,6 +6,13 @@ The update is computed as without masks, see ``client.answers``, and stays on th
 disk: what leaves is masked, anew for every attempt at the sum of a round. A request
 that comes again gets the same answer, another one for the same round a refusal.
 
+It keeps, beside what ``client.state`` keeps of an experiment::
+
+    secure.secret  drawn at random, once for an experiment
+    masked-R       the newest attempt at round R that was answered: what the node was
+                   told before, and its answer without masks
+    opened-R       what the node gave to open the sum of round R
+
 The node compares a request with the rounds before, by the ``story`` of messages in the
 state of a round, and with the sums that it opened, which its ledger keeps over all
 experiments.
@@ -35,7 +42,6 @@ from fedblend_federation.message import (
 )
 from fedblend_federation.policy.policy import Refusal, refusal_line
 from fedblend_federation.secure import flatten
-from fedblend_federation.secure import state as kept_files
 from fedblend_federation.secure.flatten import FixedPoint, coarse
 from fedblend_federation.secure.masks import SecureError
 from fedblend_federation.secure.session import (
@@ -116,7 +122,10 @@ def join(job: Job) -> bytes:
     """What the algorithm sends at enrollment, masked."""
     if job.request.round != ENROLLED:
         raise Refusal(f"message: nothing joins in round {job.request.round}")
-    kept = decode(state.any_reply(job.place, ENROLLED))
+    enrolled = state.read_record(job.place, f"reply-{ENROLLED}")
+    if enrolled is None:
+        raise Refusal("reply: this node has lost that to its enrollment")
+    kept = decode(enrolled.data)
 
     def values() -> np.ndarray:
         own, _ = payload_of(kept, (job.executor.join, ()))
@@ -152,7 +161,7 @@ def train(job: Job) -> bytes:
 def unmask(job: Job) -> bytes:
     """What opens a sum: this node's shares, for one view of a round and no other."""
     experiment, round = job.request.experiment, job.request.round
-    record = kept_files.read(job.place, "opened", round)
+    record = state.read_record(job.place, f"opened-{round}")
     if record is None or record.about["digest"] != job.digest:
         record = _open_sum(job)
     job.ledger.enter_sum(experiment, round, *record.about["sum"])
@@ -160,11 +169,12 @@ def unmask(job: Job) -> bytes:
     return record.data
 
 
-def _open_sum(job: Job) -> kept_files.Record:
+def _open_sum(job: Job) -> state.Record:
     """Open a sum; what the node gives is on disk."""
     attempt, place, round = _attempt(job), job.place, job.request.round
     refuse_opened(job)
-    masked = kept_files.about(place, "masked", round)
+    answer = state.read_record(place, f"masked-{round}")
+    masked = {} if answer is None else answer.about
     if masked.get("attempt") != attempt.digest.hex():
         raise Refusal(f"message: this node has no answer in this attempt at {round}")
     view = View(*masked["view"])
@@ -187,9 +197,11 @@ def _open_sum(job: Job) -> kept_files.Record:
     head = job.request.reply(audit=audit, damaged=found.damaged, **told)
     reply = encode(head, {**payload, **early})
     about = {"digest": job.digest, "sum": summed}
-    kept_files.write(place, "opened", round, about, reply)
-    kept_files.remove_old(place)
-    return kept_files.Record(about, reply)
+    state.write_record(place, f"opened-{round}", about, reply)
+    for kind in ("masked", "opened"):
+        for old in state.rounds(place, kind)[: -state.STATES]:
+            (place / f"{kind}-{old}").unlink()
+    return state.Record(about, reply)
 
 
 def _share_for_next(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -236,7 +248,7 @@ def _mask_answer(
     """
     attempt, place, round = _attempt(job), job.place, job.request.round
     name, number = attempt.digest.hex(), attempt.number
-    before = kept_files.read(place, "masked", round)
+    before = state.read_record(place, f"masked-{round}")
     known: dict[str, Any] = {} if before is None else before.about
     again = (known.get("attempt"), known.get("digest")) == (name, job.digest)
     if not again and number <= known.get("number", -1):
@@ -271,7 +283,7 @@ def _mask_answer(
         short = own.astype(np.float32)
         kept = short if (short == own).all() else own
         about["dtype"] = kept.dtype.name
-        kept_files.write(place, "masked", round, about, kept.tobytes())
+        state.write_record(place, f"masked-{round}", about, kept.tobytes())
     encoding, zeros = attempt.fixed_point, not np.isfinite(own).all()
     own = np.zeros_like(own) if zeros else own
     clipped = encoding.count_clipped(own, weight)
