@@ -10,14 +10,10 @@ other side, which writes it into its own audit: the server notes each client's u
 finds lines that are gone.
 
 A line that a crash cut off is removed, and the next line says so.
-
-A file that is full is put aside under its name and a number, ``audit.jsonl.000001``,
-and the first line of the next one has the hash of its last line: the chain goes on.
 """
 
 import datetime
 import fcntl
-import glob
 import hashlib
 import json
 import os
@@ -33,8 +29,6 @@ BEGINNING = "0" * 64
 """The hash before the first line."""
 LONGEST = 4096
 """Bytes of a line: facts fit, rows and gradients do not."""
-FULL = 64_000_000
-"""Bytes of a file after which the next line begins another one."""
 
 
 class AuditError(RunError):
@@ -57,7 +51,7 @@ class Audit:
     @property
     def head(self) -> str:
         """The hash of the newest line."""
-        if not self._path.exists() and not full_files(self._path):
+        if not self._path.exists():
             return BEGINNING
         with self._lock_file() as file:
             return _end(file, self._path)[0]
@@ -93,27 +87,9 @@ class Audit:
     @contextmanager
     def _lock_file(self) -> Iterator[FileIO]:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        while True:
-            with FileIO(os.open(self._path, flags, 0o600), "r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                found = os.fstat(file.fileno())
-                try:
-                    aside = not os.path.samestat(found, os.stat(self._path))
-                except FileNotFoundError:
-                    aside = True
-                if aside:
-                    continue  # while this process waited
-                if found.st_size < FULL or _end(file, self._path)[1]:
-                    yield file
-                    return
-                full = full_files(self._path)
-                number = int(full[-1].suffix[1:]) + 1 if full else 1
-                os.rename(self._path, f"{self._path}.{number:06}")
-
-
-def full_files(path: Path) -> list[Path]:
-    """The files of an audit that were put aside, the oldest first."""
-    return sorted(path.parent.glob(f"{glob.escape(path.name)}.[0-9]*"))
+        with FileIO(os.open(self._path, flags, 0o600), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
 
 
 def heads_told(path: Path, client: int | None) -> set[str]:
@@ -139,7 +115,7 @@ def heads_told(path: Path, client: int | None) -> set[str]:
 
 
 def verify(path: Path, heads: Collection[str] = ()) -> Verified:
-    """Check the whole chain, that of full files beside the file too.
+    """Check the whole chain.
 
     Args:
         path: the file.
@@ -149,29 +125,26 @@ def verify(path: Path, heads: Collection[str] = ()) -> Verified:
         AuditError: which line is not what was written, or that lines are missing at the
         end.
     """
-    previous, missing, count = BEGINNING, set(heads) - {BEGINNING}, 0
-    for one in [*full_files(path), path]:
-        *lines, torn = one.read_bytes().split(b"\n")
-        for number, text in enumerate(lines, start=1):
-            entry = _parse(text)
-            if entry is None:
-                raise AuditError(f"{one}: line {number}: was changed")
-            if entry["previous"] != previous:
-                raise AuditError(
-                    f"{one}: line {number}: does not follow the line before; lines, or "
-                    "full files, were changed, removed or swapped"
-                )
-            previous = entry["hash"]
-            missing.discard(previous)
-        count += len(lines)
-        if torn:
-            raise AuditError(f"{one}: line {len(lines) + 1}: is cut off")
+    previous, missing, number = BEGINNING, set(heads) - {BEGINNING}, 0
+    for number, text in enumerate(_lines(path), start=1):
+        if not text.endswith(b"\n"):
+            raise AuditError(f"{path}: line {number}: is cut off")
+        entry = _parse(text)
+        if entry is None:
+            raise AuditError(f"{path}: line {number}: was changed")
+        if entry["previous"] != previous:
+            raise AuditError(
+                f"{path}: line {number}: does not follow the line before; lines were "
+                "changed, removed or swapped"
+            )
+        previous = entry["hash"]
+        missing.discard(previous)
     if missing:
         raise AuditError(
             f"{path}: no line has hash {min(missing)}, which was once the newest; "
             f"lines were cut off ({len(missing)} of {len(set(heads))} hashes are gone)"
         )
-    return Verified(count, previous)
+    return Verified(number, previous)
 
 
 def entries(path: Path) -> Iterator[dict[str, Any] | None]:
@@ -180,12 +153,16 @@ def entries(path: Path) -> Iterator[dict[str, Any] | None]:
     Raises:
         AuditError: there is no such file.
     """
-    for one in [*full_files(path), path]:
-        try:
-            lines = one.read_bytes().split(b"\n")
-        except OSError as error:
-            raise AuditError(f"{one}: {error.strerror}") from None
-        yield from (_parse(line) for line in lines if line)
+    return map(_parse, _lines(path))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, one at a time in memory."""
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror}") from None
 
 
 def entries_since(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -239,9 +216,6 @@ def _end(file: FileIO, path: Path) -> tuple[str, bytes]:
     if len(torn) > LONGEST:
         raise AuditError(f"{path}: its last line is longer than any event")
     if not lines:
-        for full in full_files(path)[-1:]:
-            with FileIO(full) as before:
-                return _end(before, full)[0], torn
         return BEGINNING, torn
     last = _parse(lines[-1])
     if last is None:

@@ -76,6 +76,7 @@ class Admission:
         self.settings = settings
         self._shared = shared or SharedBuilds(settings.bases)
         self._parse = self._shared.parse
+        self._accepted = lru_cache(EXPERIMENTS)(self._check_text)
         self._executor = lru_cache(EXPERIMENTS)(self._build)
 
     def permissions(self) -> Permissions:
@@ -104,26 +105,39 @@ class Admission:
 
     def _read_contract(self, policy: Policy, fields: Mapping[str, Any]) -> "Contract":
         """The contract of the configuration in a message, if the policy allows it."""
+        text = fields.get("config")
+        if not isinstance(text, str):
+            raise Refusal("message: has no configuration")
         with _refusing():
-            text = fields.get("config")
-            if not isinstance(text, str):
-                raise Refusal("message: has no configuration")
-            _refuse(policy.import_refusal(text))
-            contract = self._parse(text)
-        _refuse(policy.refusal(contract.config))
+            contract = self._accepted(policy.model_dump_json(), text)
         with precision(contract.config.run.precision), _refusing():
-            _refuse(limits.too_large(policy.limits, contract))
-            _refuse(limits.too_small(policy.accept, contract.config))
             first = read_agreement(self.settings.folder)
             _refuse(split_refusal(policy.rows, contract, first))
-            means_of(self.settings, contract.config, policy.accept)
+            self._means(policy, contract)
         return contract
+
+    def _check_text(self, allowed: str, text: str) -> "Contract":
+        """The same, as far as policy and text alone decide; checked once for both."""
+        policy = Policy.model_validate_json(allowed)
+        _refuse(policy.import_refusal(text))
+        contract = self._parse(text)
+        _refuse(policy.refusal(contract.config))
+        with precision(contract.config.run.precision):
+            _refuse(limits.too_large(policy.limits, contract))
+            _refuse(limits.too_small(policy.accept, contract.config))
+        return contract
+
+    def _means(self, policy: Policy, contract: "Contract") -> Any:
+        """What the secure sums of an experiment need; None where it has none."""
+        asked = contract.config.federation
+        if asked is None or not asked.secure:
+            return None
+        return means_of(self.settings, contract.config, policy.accept)
 
     def _secure(self, policy: Policy, terms: Mapping[str, Any]) -> Any:
         """What the secure sums of an experiment need; None where it has none."""
         with _refusing():
-            config = self._parse(terms["config"]).config
-            return means_of(self.settings, config, policy.accept)
+            return self._means(policy, self._parse(terms["config"]))
 
     def _rows(self, policy: Policy, contract: "Contract") -> "dict[str, Shards]":
         """The rows of the node, if the experiment is about what was agreed on."""

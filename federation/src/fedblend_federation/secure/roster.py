@@ -120,15 +120,13 @@ def private_key(data: bytes, path: Path) -> X25519PrivateKey:
     return key
 
 
-def means_of(settings: ClientSettings, config: Config, accept: Accept) -> Means | None:
-    """What a node needs for the secure sums of an experiment, if it has them.
+def means_of(settings: ClientSettings, config: Config, accept: Accept) -> Means:
+    """What a node needs for the secure sums of an experiment.
 
     Raises:
         ConfigError: the node's key or roster is missing or wrong.
     """
     asked = config.federation or Federation()
-    if not asked.secure:
-        return None
     private, keys, names = keys_of(settings)
     bits, clip = asked.secure_bits, asked.secure_clip
     # Of these nodes, min_cohort are left whoever colludes.
