@@ -131,7 +131,8 @@ class Link:
 @pytest.fixture
 def link(monkeypatch) -> Link:
     found = Link()
-    monkeypatch.setattr(private, "_fleet_client", lambda address, ca, key: found)
+    made = staticmethod(lambda *given: found)
+    monkeypatch.setattr(private.FleetHttpClient, "from_server_address", made)
     for name, value in (("_run_id", RUN), ("_node_id", 1), ("_task_id", 3)):
         monkeypatch.setattr(TaskIdentity, name, value)
     for name in ("REFUSED_PAUSE", "OFFLINE", "FASTEST"):

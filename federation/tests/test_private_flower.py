@@ -123,7 +123,7 @@ def test_a_message_passes_every_private_call(reply, lab, monkeypatch):
 
         for name, value in (("_run_id", RUN), ("_node_id", 1), ("_task_id", 3)):
             monkeypatch.setattr(TaskIdentity, name, value)
-        control = clients.ControlClient("127.0.0.1:1", home / "ca.crt")
+        control = private.Control("127.0.0.1:1", home / "ca.crt")
         number = control.register(lab / "server/nodes/alice.pub", "alice")
         assert control.statuses() == {number: "registered"}
 

@@ -1,8 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of a link: a node with its key, and the registration of nodes' keys.
+"""A node's calls to a link, with its key.
 
-A node's call waits for a link that cannot be reached, and responses have a limit.
+A call waits for a link that cannot be reached, and responses have a limit.
 """
 
 import time
@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import httpx
-from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import Error, Message, RecordDict
 
-from fedblend.errors import RunError
 from fedblend_federation.flower import private
 from fedblend_federation.flower.processes import clock_remark
 from fedblend_federation.flower.records import (
@@ -25,8 +23,7 @@ from fedblend_federation.flower.records import (
     pause_in,
     read_record,
 )
-from fedblend_federation.message import one_line
-from fedblend_federation.ops.key_files import certificate, node_key, public_node_key
+from fedblend_federation.ops.key_files import node_key
 
 RETRY = 2.0
 """Seconds between two attempts to reach the link."""
@@ -82,8 +79,7 @@ class FleetClient:
     def __init__(
         self, address: str, ca: Path, key: Path, log: Callable[[str], None]
     ) -> None:
-        trusted, own = _certificate(ca), node_key(key)
-        self._fleet = private.Fleet(address, trusted, own, _check_size)
+        self._fleet = private.Fleet(address, ca, node_key(key), _check_size)
         self._address, self._log = address, log
         self.pause: float | None = None
         """Seconds between two pulls, as the server told with its newest message."""
@@ -209,11 +205,6 @@ class FleetClient:
             time.sleep(RETRY)
 
 
-def _certificate(ca: Path) -> bytes:
-    """The certificate of the federation's authority; no other is trusted."""
-    return certificate(ca).public_bytes(Encoding.PEM)
-
-
 def _check_size(response: httpx.Response) -> None:
     """Refuse a response that is too large, or does not say how large it is."""
     length = response.headers.get("content-length", "")
@@ -222,48 +213,3 @@ def _check_size(response: httpx.Response) -> None:
         raise Foreign(
             f"a response of {length[:20] or 'unknown'} bytes, at most {MAX_RESPONSE}"
         )
-
-
-GONE = "unregistered"
-"""Flower's status of a node whose key was unregistered; the link remembers its id."""
-
-
-class ControlClient:
-    """The control API of one link.
-
-    Args:
-        address: of the link: host:port.
-        ca: file of the authority that signed the link's certificate.
-    """
-
-    def __init__(self, address: str, ca: Path) -> None:
-        self._control = private.Control(address, _certificate(ca))
-        self._address = address
-
-    def close(self) -> None:
-        """Close the connections to the link."""
-        self._control.close()
-
-    def statuses(self) -> dict[str, str]:
-        """The status of every node that is registered, by the link's id of it."""
-        found = self._call(self._control.statuses)
-        return {str(id): status for id, status in found.items() if status != GONE}
-
-    def register(self, key: Path, name: str) -> str:
-        """Register a public key; the link's id of the node."""
-        public = public_node_key(key)
-        return str(self._call(lambda: self._control.register(public, name)))
-
-    def unregister(self, id: str) -> None:
-        """Unregister the key of a node."""
-        self._call(lambda: self._control.unregister(int(id)))
-
-    def _call(self, call: Callable[[], Result]) -> Result:
-        try:
-            return call()
-        except httpx.HTTPStatusError as error:
-            code, why = error.response.status_code, one_line(error.response.text)
-            raise RunError(f"link {self._address}: HTTP {code}: {why}") from None
-        except (httpx.HTTPError, ValueError) as error:
-            why = one_line(error) or type(error).__name__
-            raise RunError(f"link {self._address}: {why}") from None

@@ -8,14 +8,17 @@ are made here of Flower's own clients and messages. ``tests/test_private_flower.
 takes a message through all of it, with whatever version of Flower is installed.
 
 A message at the link is a head and a tree of parts, each stored and fetched by its own
-call. The errors of a call are those of ``httpx``, or a ``ValueError``.
+call. Where nothing else is said, the errors of a call are those of ``httpx``, or a
+``ValueError``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -52,6 +55,10 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedblend.errors import RunError
+from fedblend_federation.message import one_line
+from fedblend_federation.ops.key_files import certificate, public_node_key
 
 Tree = ObjectTree
 """The parts of a message, by their ids: the message, its records, their pieces."""
@@ -140,15 +147,21 @@ class Fleet:
 
     Args:
         address: host and port of the link, or of the proxy before it.
-        trusted: the certificate of the only authority that is trusted.
+        ca: file of the only authority that is trusted.
         key: the node's own.
         check: called with every response before it is read.
     """
 
     def __init__(
-        self, address: str, trusted: bytes, key: ec.EllipticCurvePrivateKey, check: Any
+        self, address: str, ca: Path, key: ec.EllipticCurvePrivateKey, check: Any
     ):
-        self.client = _fleet_client(address, trusted, key)
+        interceptors = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ]
+        self.client = FleetHttpClient.from_server_address(
+            address, False, _trusted(ca), interceptors
+        )
         connection: httpx.Client = self.client._client
         connection.follow_redirects = False
         connection.headers["accept-encoding"] = "identity"
@@ -199,16 +212,6 @@ class Fleet:
         return Stored(self.client, self._node, run)
 
 
-def _fleet_client(
-    address: str, trusted: bytes, key: ec.EllipticCurvePrivateKey
-) -> FleetHttpClient:
-    interceptors = [
-        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-        NodeAuthHttpInterceptor(key, key.public_key()),
-    ]
-    return FleetHttpClient.from_server_address(address, False, trusted, interceptors)
-
-
 class Server:
     """The calls of a server to the link, by the client inside of Flower's Grid."""
 
@@ -235,29 +238,58 @@ class Server:
         ]
 
 
-class Control:
-    """The calls to the link that register the keys of nodes."""
+GONE = "unregistered"
+"""Flower's status of a node whose key was unregistered; the link remembers its id."""
 
-    def __init__(self, address: str, trusted: bytes):
+
+class Control:
+    """The calls to the link that register the keys of nodes.
+
+    Args:
+        address: host and port of the link.
+        ca: file of the authority that signed the link's certificate.
+
+    Raises:
+        RunError: of each call: one line of what the link answered.
+    """
+
+    def __init__(self, address: str, ca: Path):
         about = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        self._address = address
         self.client = ControlHttpClient.from_server_address(
-            address, False, trusted, about
+            address, False, _trusted(ca), about
         )
 
     def close(self) -> None:
         """Close the connections."""
         self.client.close()
 
-    def statuses(self) -> dict[int, str]:
-        """The status of every node that was ever registered, by the link's id of it."""
-        found = self.client.ListNodes(ListNodesRequest()).nodes_info
-        return {one.node_id: one.status for one in found}
+    def statuses(self) -> dict[str, str]:
+        """The status of every node that is registered, by the link's id of it."""
+        found = self._call(self.client.ListNodes, ListNodesRequest()).nodes_info
+        return {str(one.node_id): one.status for one in found if one.status != GONE}
 
-    def register(self, key: ec.EllipticCurvePublicKey, name: str) -> int:
-        """Register a key; the link's id of the node."""
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
-        return self.client.RegisterNode(request).node_id
+    def register(self, key: Path, name: str) -> str:
+        """Register a public key; the link's id of the node."""
+        public = public_key_to_bytes(public_node_key(key))
+        request = RegisterNodeRequest(public_key=public, name=name)
+        return str(self._call(self.client.RegisterNode, request).node_id)
 
-    def unregister(self, id: int) -> None:
+    def unregister(self, id: str) -> None:
         """Unregister the key of a node."""
-        self.client.UnregisterNode(UnregisterNodeRequest(node_id=id))
+        request = UnregisterNodeRequest(node_id=int(id))
+        self._call(self.client.UnregisterNode, request)
+
+    def _call(self, call: Any, request: Any) -> Any:
+        try:
+            return call(request)
+        except httpx.HTTPStatusError as error:
+            why = f"HTTP {error.response.status_code}: {one_line(error.response.text)}"
+        except (httpx.HTTPError, ValueError) as error:
+            why = one_line(error) or type(error).__name__
+        raise RunError(f"link {self._address}: {why}")
+
+
+def _trusted(ca: Path) -> bytes:
+    """The certificate of the federation's authority; no other is trusted."""
+    return certificate(ca).public_bytes(Encoding.PEM)

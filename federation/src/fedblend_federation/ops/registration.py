@@ -20,7 +20,7 @@ from fedblend_federation.server.checkpoint import Nodes
 from fedblend_federation.server.membership import Registered
 
 if TYPE_CHECKING:
-    from fedblend_federation.flower.clients import ControlClient
+    from fedblend_federation.flower.private import Control
 
 UNKNOWN = "unknown"
 
@@ -44,7 +44,7 @@ def register(settings: ServerSettings) -> None:
         _register(settings, link)
 
 
-def _register(settings: ServerSettings, link: "ControlClient") -> None:
+def _register(settings: ServerSettings, link: "Control") -> None:
     path = settings.folder / "members.json"
     known, there = _read_members(settings), link.statuses()
     active = [node for node in settings.nodes if not node.retired]
@@ -114,13 +114,13 @@ def _statuses(settings: ServerSettings) -> dict[str, str]:
 
 
 @contextmanager
-def connect(settings: ServerSettings) -> "Iterator[ControlClient]":
+def connect(settings: ServerSettings) -> "Iterator[Control]":
     """One connection to the link, for as many calls as are needed."""
     os.environ.update(SILENCE)
     # Here and not above: only a process that connects imports Flower.
-    from fedblend_federation.flower.clients import ControlClient
+    from fedblend_federation.flower.private import Control
 
-    with closing(ControlClient(str(settings.link), settings.ca)) as link:
+    with closing(Control(str(settings.link), settings.ca)) as link:
         yield link
 
 
