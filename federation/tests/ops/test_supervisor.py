@@ -90,12 +90,3 @@ def test_a_link_is_ended_with_its_service(own, monkeypatch):
     supervisor.serve_link(settings, ready)
     assert registered == [settings]
     assert started[0].poll() is not None
-
-
-def test_a_log_keeps_one_older_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "MAX_LOG", 10)
-    log = tmp_path / "link.log"
-    log.write_text("x" * 20)
-    processes.rotate(log)
-    assert log.read_text() == ""
-    assert (tmp_path / "link.log.1").read_text() == "x" * 20

@@ -8,25 +8,19 @@ Nothing leaves the node.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from fedblend.core import PyTree
-from fedblend.data.dataset import Task
 from fedblend.data.readers.read import read_inputs
 from fedblend.errors import RunError
-from fedblend.mixing import predict, shapes_of
-from fedblend.simulation.serialize import WireError, build_tree, unpack
+from fedblend.runs.export.portable import Portable
+from fedblend.runs.predict import predictions_of
+from fedblend.runs.run_folder import model_like
+from fedblend.simulation.serialize import WireError, unpack
 from fedblend.trees import precision
 from fedblend_federation.client.build import locate_base
 from fedblend_federation.client.state import MODEL, read_terms
 from fedblend_federation.contract import parse_contract
 from fedblend_federation.ops.settings import ClientSettings
 from fedblend_federation.raw_tables import preprocessing_in
-
-BATCH = 1024
-"""Rows that are computed at once: memory does not grow with the file."""
 
 
 class Predictions(NamedTuple):
@@ -63,16 +57,10 @@ def predict_rows(
         data, contract.task, inputs=array, others=others, preprocessing=fitted
     )
     with precision(contract.config.run.precision):
-        apply = contract.model.apply
-        model, metadata = _read_model(place / MODEL, contract.params)
-        scores = np.concatenate(
-            [
-                np.asarray(predict(apply, model, jnp.asarray(inputs[at : at + BATCH])))
-                for at in range(0, len(inputs), BATCH)
-            ]
-        )
-    values = _predictions(scores, contract.task)
-    return Predictions(values, place.name, metadata.get("round", ""))
+        model, about = _read_model(place / MODEL, contract.params)
+    portable = Portable(contract.config, contract.task, model)
+    values = predictions_of(portable, portable.outputs(inputs)).labels.tolist()
+    return Predictions(values, place.name, about.get("round", ""))
 
 
 def _place(settings: ClientSettings, experiment: str | None) -> Path:
@@ -108,19 +96,7 @@ def _terms(place: Path) -> dict[str, Any]:
 def _read_model(path: Path, params: PyTree) -> tuple[PyTree, dict[str, str]]:
     """The model that the client deploys: parameters, or a ``Blend``."""
     try:
-        arrays, metadata = unpack(path.read_bytes())
-        model = build_tree(arrays, shapes_of(arrays, params))
-        return jax.tree.map(jnp.asarray, model), metadata
+        arrays, about = unpack(path.read_bytes())
     except WireError as error:
         raise RunError(f"{path}: {error}") from None
-
-
-def _predictions(scores: np.ndarray, task: Task) -> list[Any]:
-    """Names of classes, or numbers."""
-    if task.kind == "regression":
-        return task.restore_unit(scores.reshape(len(scores), -1)[:, 0]).tolist()
-    if task.kind == "binary" and scores.reshape(len(scores), -1).shape[1] == 1:
-        found = (scores.reshape(-1) > 0).astype(int)
-    else:
-        found = scores.argmax(axis=-1)
-    return [task.labels[number] if task.labels else number for number in found.tolist()]
+    return model_like(arrays, params, path), about

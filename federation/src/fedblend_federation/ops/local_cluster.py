@@ -11,7 +11,6 @@ then FLIX.
 """
 
 import contextlib
-import csv
 import os
 import signal
 import subprocess
@@ -27,7 +26,6 @@ from fedblend.config.config import Config, loads
 from fedblend.data.datasets import load
 from fedblend.data.partition import classes_per_client
 from fedblend.errors import RunError
-from fedblend.runs.run_folder import Folder
 from fedblend_federation.flower import processes
 from fedblend_federation.ops import experiments, registration
 from fedblend_federation.ops.credentials import template
@@ -207,8 +205,6 @@ def processes_of(folder: Path) -> list[int]:
 
 NODES = ("alice", "bob", "carol", "dave")
 CLIENTS, CLASSES = 40, 4
-MODELS = {"shared": "shared", "alone": "local", "personal": "personal"}
-"""Models that a node may use, by title, with their names in the results."""
 EXPERIMENTS = ("apfl", "flix")
 """The folders of the experiments; ``templates`` has their configurations."""
 POLICY = template("policy.toml").replace("discloses = []", 'discloses = ["own_models"]')
@@ -245,21 +241,12 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
             place, config = out / name, demo_config(name)
             experiments.open_folder(place, config, cluster.settings, resume=False)
             experiments.run_experiment(cluster.settings, place, log=log)
-    show(f"\n{'accuracy on own held-out digits':<32}{''.join(map(_cell, MODELS))}")
     for name in EXPERIMENTS:
-        with Folder(out / name).clients.open(newline="") as file:
-            for node, line in zip(NODES, csv.DictReader(file), strict=True):
-                found = (float(line[f"test_{m}_accuracy"]) for m in MODELS.values())
-                cells = "".join(_cell(f"{score:.1%}") for score in found)
-                show(f"{f'{name}, {node}':<32}{cells}")
+        show("\n".join(["", *experiments.status_of(out / name).lines()]))
     show(
-        f"With two dozen digits a node, a few percent mean little. In {out}: "
+        f"\nWith two dozen digits a node, a few percent mean little. In {out}: "
         f"{', '.join(EXPERIMENTS)}, each with summary.json and tables."
     )
-
-
-def _cell(text: str) -> str:
-    return f"{text:>10}"
 
 
 def demo_config(name: str) -> Config:

@@ -28,6 +28,7 @@ from fedblend.errors import CheckpointError, RunError
 from fedblend.runs import run_folder
 from fedblend.simulation.result import Record
 from fedblend.simulation.serialize import (
+    DAMAGE,
     WireError,
     build_tree,
     pack,
@@ -40,15 +41,6 @@ from fedblend_federation.server.coordinator import INTERVAL, Coordinator
 from fedblend_federation.server.membership import Census, Registered
 
 VERSION = 4
-DAMAGE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
-"""What reading JSON can raise that this module did not write."""
 
 
 class Busy(CheckpointError):
