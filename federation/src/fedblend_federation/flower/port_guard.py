@@ -115,11 +115,11 @@ def is_open(address: object, ca: Path) -> bool:
 
     Whoever asks may be a user whom the guard lets pass, so the guard itself is asked.
     """
-    health, witness = (_status(address, ca, path) for path in ("/health", WITNESS))
+    health, witness = (status_of(address, ca, path) for path in ("/health", WITNESS))
     return health == 200 and witness != 200
 
 
-def _status(address: object, ca: Path, path: str) -> int | None:
+def status_of(address: object, ca: Path, path: str) -> int | None:
     """The status of a call; None if nothing answers."""
     try:
         trusted = ssl.create_default_context(cafile=str(ca))

@@ -126,7 +126,10 @@ def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
     yield from ending(where, end, RENEW)
     remark = None
     for method, path in _ROUTES:
-        status, date = _answer(address, context, method, path)
+        secured = http.client.HTTPSConnection(
+            *address, timeout=_SECONDS, context=context
+        )
+        status, date = _answer(secured, method, path)
         remark = remark or clock_remark(date)
         if status is not None and status not in CLOSED:
             yield Finding(
@@ -177,15 +180,11 @@ def _handshake(address: Address, context: ssl.SSLContext) -> datetime.datetime:
 
 
 def _find_plain_http(address: Address, error: ssl.SSLError) -> Finding:
-    connection = http.client.HTTPConnection(*address, timeout=_SECONDS)
-    try:
-        connection.request("GET", "/health")
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException):
+    plain = http.client.HTTPConnection(*address, timeout=_SECONDS)
+    status, _ = _answer(plain, "GET", "/health")
+    if status is None:
         value = error.reason or str(error)
         return Finding("does not speak TLS", str(address), value, "start the proxy")
-    finally:
-        connection.close()
     return Finding(
         "speaks plain HTTP",
         f"http://{address}/health",
@@ -196,12 +195,9 @@ def _find_plain_http(address: Address, error: ssl.SSLError) -> Finding:
 
 
 def _answer(
-    address: Address, context: ssl.SSLContext, method: str, path: str
+    connection: http.client.HTTPConnection, method: str, path: str
 ) -> tuple[int | None, str | None]:
     """The status of a response, and its date; None if there is none."""
-    connection = http.client.HTTPSConnection(
-        *address, timeout=_SECONDS, context=context
-    )
     try:
         connection.request(method, path)
         response = connection.getresponse()

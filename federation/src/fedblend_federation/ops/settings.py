@@ -237,14 +237,12 @@ class NodeSettings(_Clients):
 
     def client_settings(self) -> dict[int, ClientSettings]:
         """Where the things of each client of the node are."""
-        if self.client is not None:
-            own = (self.client, self.folder, self.policy, self.data, self.folder)
-            secure = (self.roster, self.secure_key)
-            return {self.client: ClientSettings(*own, 1, *secure, self.bases)}
         return {
             client: ClientSettings(
                 client,
-                self.folder / f"client-{client}",
+                self.folder
+                if self.clients is None
+                else self.folder / f"client-{client}",
                 _client_path(self.policy, client),
                 self.data.model_copy(
                     update={"file": _client_path(self.data.file, client)}

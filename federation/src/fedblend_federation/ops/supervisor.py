@@ -7,9 +7,7 @@ Each runs until it is interrupted, or until its program ends: systemd starts it 
 
 import grp
 import os
-import ssl
 import time
-import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import NoReturn
 from fedblend.errors import RunError
 from fedblend_federation import worker
 from fedblend_federation.flower import processes
+from fedblend_federation.flower.port_guard import status_of
 from fedblend_federation.ops import registration
 from fedblend_federation.ops.audit import Audit
 from fedblend_federation.ops.settings import NodeSettings, ServerSettings, load_as
@@ -55,13 +54,7 @@ def serve_link(
 
 def is_up(settings: ServerSettings) -> bool:
     """Whether the link is up."""
-    url = f"https://{settings.link}/health"
-    try:
-        trusted = ssl.create_default_context(cafile=str(settings.ca))
-        with urllib.request.urlopen(url, timeout=2, context=trusted) as response:
-            return response.status == 200
-    except OSError:
-        return False
+    return status_of(settings.link, settings.ca, "/health") == 200
 
 
 def serve_supernode(settings: NodeSettings) -> NoReturn:

@@ -305,7 +305,7 @@ class Descriptions:
             return f"client {client} is not one of the {clients} of data.clients"
         counts: Any = description.get("counts")
         constants: Any = description.get("constants")
-        if not _numbers(counts, self.contract.splits, 0) or counts["train"] < 1:
+        if not _numbers(counts, self.contract.splits) or counts["train"] < 1:
             return f"client {client} sends no usable numbers of rows"
         if max(counts.values()) > self.max_rows:
             claimed, most = max(counts.values()), self.max_rows
@@ -395,11 +395,11 @@ class Descriptions:
         return Census(counts, constants, withheld, absent)
 
 
-def _numbers(found: Any, names: Any, least: int) -> bool:
+def _numbers(found: Any, names: Any) -> bool:
     return (
         isinstance(found, dict)
         and set(found) == set(names)
-        and all(type(n) is int and least <= n < 2**31 for n in found.values())
+        and all(type(n) is int and 0 <= n < 2**31 for n in found.values())
     )
 
 
