@@ -194,8 +194,9 @@ class GridTransport:
             self._start("fetch", fetch, self._link, id, tree, patience, end=end)
 
     def _take(self, address: int, found: bytes | str) -> None:
-        error = found if isinstance(found, str) else ""
-        self._replies.append(Reply(address, None if error else found, error))
+        lost = isinstance(found, str)
+        reply = Reply(address, None, found) if lost else Reply(address, found)
+        self._replies.append(reply)
 
 
 PARENT_INTERVAL = 0.5
