@@ -38,7 +38,7 @@ from fedblend_federation.ops.local_cluster import (
 from fedblend_federation.ops.provision import provision
 from fedblend_federation.ops.settings import NodeSettings, load_as
 from fedblend_federation.secure.flatten import coarse
-from fedblend_federation.server import coordinator, settings
+from fedblend_federation.server import collection, coordinator, settings
 from fedblend_federation.server.run import run_server
 
 pytestmark = pytest.mark.slow
@@ -148,8 +148,8 @@ def without_masks(method: str, place: Path, gone=None) -> dict[str, bytes]:
     transport = DroppingTransport(nodes, gone or {})
     out = experiment(place / "out", config_of(method, secure=False))
     with pytest.MonkeyPatch.context() as patch:
-        collection = type("Own", (UnmaskedCollector,), {"as_sent": "diana" in method})
-        patch.setattr(coordinator, "collector_of", collection)
+        own = type("Own", (UnmaskedCollector,), {"as_sent": "diana" in method})
+        patch.setattr(coordinator, "collector_of", own)
         weights = settings._limit_weights
         weighed = lambda claimed, *more: weights(coarse(claimed), *more)  # noqa: E731
         patch.setattr(settings, "_limit_weights", weighed)
