@@ -14,13 +14,22 @@ from typing import Annotated
 
 import typer
 
+_SILOS = "silos"
+"""The board of tables, which has a command of its own."""
+
 
 def board(
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="TASK", help="Tasks; all if none.")
+        list[str] | None,
+        typer.Argument(
+            metavar="TASK", help="Tasks; all if none. silos is a board of its own."
+        ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas; all if none.")
+        str | None,
+        typer.Option(
+            help="Methods, separated by commas, or tables of silos; all if none."
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     rounds: Annotated[
@@ -51,6 +60,15 @@ def board(
             "another one is chosen.",
         ),
     ] = False,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the tables of silos; tables in the data home if none."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Time budget of each table of silos.")
+    ] = 3.0,
     check_only: Annotated[
         bool, typer.Option("--check", help="Run nothing; check all cells in OUT.")
     ] = False,
@@ -79,7 +97,14 @@ def board(
     fedblend board --budget 900 --out docs/results
 
     fedblend board --check --out docs/results
+
+    fedblend board silos --only heart,taxi --out docs/results
     """
+    if tasks and _SILOS in tasks:
+        if len(tasks) > 1:
+            raise typer.BadParameter(f"TASK: {_SILOS} is a board of its own")
+        _silos(only, tables, minutes, budget, out, (check_only, page_only, list_only))
+        return
     _cache_programs()
     from fedblend_reproductions.board import cells, page, runs, scafflix
     from fedblend_reproductions.board.methods import METHODS
@@ -132,6 +157,40 @@ def board(
     if stopped:
         typer.echo("the budget is spent; the same command goes on from here", err=True)
     typer.echo(f"page: {target}")
+
+
+def _silos(
+    only: str | None,
+    tables: Path | None,
+    minutes: float,
+    budget: float | None,
+    out: Path,
+    asked: tuple[bool, bool, bool],
+) -> None:
+    """The cross-silo board, whose comparisons need all of fedblend's command line."""
+    from fedblend_reproductions.silos import command
+    from fedblend_reproductions.silos.tables import TABLES
+
+    check_only, page_only, list_only = asked
+    if list_only:
+        for name, known in TABLES.items():
+            typer.echo(f"{name}: {known.title}; {known.source}; {known.license}")
+    elif check_only:
+        typer.echo(f"{command.check(out)} tables are those of the page")
+    elif page_only:
+        command.write_page(out)
+    else:
+        names = [name.strip() for name in only.split(",")] if only else list(TABLES)
+        names = [_known("--only", name, TABLES) for name in names]
+        deadline = float("inf") if budget is None else time.monotonic() + budget
+        command.run(
+            names,
+            out,
+            tables,
+            minutes,
+            deadline,
+            lambda line: typer.echo(line, err=True),
+        )
 
 
 def _known(option: str, name: str, known: dict) -> str:
