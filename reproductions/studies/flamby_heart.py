@@ -384,9 +384,17 @@ def _optima(hospitals: Sequence[Halves], alone: bool = False) -> dict[str, list[
 
 
 def fit(rows: Rows, penalty: float) -> np.ndarray:
-    """Logistic regression by scikit-learn; the first entry is not penalized."""
+    """Logistic regression by scikit-learn; the first entry is not penalized.
+
+    All patients for training are ill at one hospital: its model is that constant, by
+    its frequency with one patient more of each kind.
+    """
     from sklearn.linear_model import LogisticRegression
 
+    ill, well = rows.ill.sum(), (~rows.ill).sum()
+    if not ill or not well:
+        constant = np.log((ill + 1) / (well + 1))
+        return constant * np.eye(rows.inputs.shape[1])[0]
     model = LogisticRegression(C=1 / penalty, max_iter=10_000, tol=1e-8)
     model.fit(rows.inputs[:, 1:], rows.ill)
     return np.concatenate([model.intercept_, model.coef_[0]])
