@@ -456,7 +456,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     asked = parser.parse_args()
     found: dict[str, Any] = {
-        "rows": reproduce(),
+        "reproduced": reproduce(),
         "majority": majority(read_hospitals()),
         "converged": converge(),
     }

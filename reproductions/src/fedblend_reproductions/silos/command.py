@@ -13,7 +13,7 @@ from fedblend.data.dataset import MissingDataError
 from fedblend.errors import RunError
 from fedblend.runs.run_folder import write_text
 from fedblend_reproductions.silos.page import page
-from fedblend_reproductions.silos.tables import TABLES, locate, write_table
+from fedblend_reproductions.silos.tables import TABLES, locate, prepare
 
 NAME = "silos"
 
@@ -49,8 +49,7 @@ def run(
             continue
         say(f"{name}: {path}")
         with TemporaryDirectory() as place:
-            table = Path(place) / f"{name}.csv"
-            write_table(name, path, table)
+            table = prepare(name, path, Path(place))
             store(out, name, compare(TABLES[name], table, minutes, say))
 
 

@@ -7,18 +7,16 @@ in another one that is named, with the checksums of ``datasets/catalog.toml``.
 """
 
 import csv
-import gzip
 import math
 import tomllib
 from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
 from fedblend.cli.data import HEART
-from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.dataset import DataError, MissingDataError, open_unpacked
 from fedblend_reproductions.datasets.download import PUBLIC_SETS, data_home, is_intact
-
-Columns = dict[str, list[str]]
 
 
 class Silos(NamedTuple):
@@ -70,41 +68,29 @@ def locate(name: str, folder: Path | None = None) -> Path:
     return path
 
 
-def write_table(name: str, path: Path, place: Path) -> None:
-    """Write a table as the board compares it.
+def prepare(name: str, path: Path, folder: Path) -> Path:
+    """The path of a table as the board compares it: its own, or one in ``folder``.
 
-    Args:
-        name: of the table.
-        path: of its file.
-        place: of the CSV file to write.
+    Crimes are logarithms, of the communities that have some. What counts crimes in
+    another way, the columns from ``murders`` on, is left out, and what is not known of
+    half of these communities.
     """
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        first, *lines = csv.reader(file)
-    columns = dict(zip(first, map(list, zip(*lines, strict=True)), strict=True))
-    if name == "communities":
-        columns = take_logarithms(columns, TABLES[name].target)
-    with place.open("w", newline="") as file:
+    if name != "communities":
+        return path
+    with TextIOWrapper(open_unpacked(path), encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    target, names = TABLES[name].target, list(rows[0])
+    rows = [row for row in rows if row[target] and float(row[target]) > 0]
+    kept = [
+        one
+        for one in names[: names.index("murders")]
+        if 2 * sum(row[one] != "" for row in rows) >= len(rows)
+    ]
+    place = folder / "communities.csv"
+    with place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-
-
-def take_logarithms(columns: Columns, target: str) -> Columns:
-    """Communities with crimes, these as logarithms.
-
-    What counts crimes in another way, the columns from ``murders`` on, is left out, and
-    what is not known of half of all communities.
-    """
-    kept = [place for place, value in enumerate(columns[target]) if _number(value) > 0]
-    names = list(columns)
-    found = {}
-    for name in names[: names.index("murders")]:
-        values = [columns[name][place] for place in kept]
-        if 2 * sum(value not in ("", "?") for value in values) >= len(kept):
-            found[name] = values
-    logarithms = [math.log(float(columns[target][place])) for place in kept]
-    return {**found, target: [repr(value) for value in logarithms]}
-
-
-def _number(text: str) -> float:
-    return float(text) if text not in ("", "?") else 0.0
+        writer.writerow([*kept, target])
+        for row in rows:
+            logarithm = math.log(float(row[target]))
+            writer.writerow([*(row[one] for one in kept), logarithm])
+    return place
