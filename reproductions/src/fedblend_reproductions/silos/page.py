@@ -112,8 +112,9 @@ def _flamby(of: Entry) -> list[str]:
         "",
         *_table(["method", "published", "ours", "within a deviation"], rows),
         "",
-        "Models at their optimum, on the same split: by scikit-learn with six penalties, "
-        "of which none is chosen, and by fedblend with settings from the training rows.",
+        "Models at their optimum, on the same split: by scikit-learn with six "
+        "penalties, of which none is chosen, and by fedblend with settings from the "
+        "training rows.",
         "",
         *_table(["model", "accuracy", "log loss"], [*optima, *chosen]),
     ]
