@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ import pytest
 
 from fedblend.cli.data import HEART
 from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.runs.auto.linear import PooledRows
+from fedblend.runs.auto.tuning import Split
 from fedblend_reproductions.board.__main__ import main
 from fedblend_reproductions.silos import command, comparison, page, tables
 
@@ -107,16 +110,12 @@ def test_the_split_is_that_of_flamby(study):
 
 
 def test_constants():
-    task = types.SimpleNamespace(kind="regression", scale=2.0)
-    train = types.SimpleNamespace(
-        targets=np.array([0.0, 2.0, 4.0]), clients=[slice(0, 1), slice(1, 3)]
-    )
-    held = types.SimpleNamespace(
-        targets=np.array([1.0, 5.0]), clients=[slice(0, 1), slice(1, 2)]
-    )
-    found = comparison.score_constants(task, [(train, held)])
+    task: Any = types.SimpleNamespace(kind="regression", scale=2.0)
+    train = PooledRows(np.ones((3, 1)), np.array([0.0, 2.0, 4.0]), np.array([1, 2]))
+    held = PooledRows(np.ones((2, 1)), np.array([1.0, 5.0]), np.array([1, 1]))
+    found = comparison.score_constants(task, [Split(train, held)])
     assert found == {"constant": 4 * (1 + 9) / 2, "own_constant": 4 * (1 + 4) / 2}
-    task = types.SimpleNamespace(kind="binary")
+    task.kind = "binary"
     loss = comparison.constant_loss(task, np.array([1, 1, 1]), np.array([1, 0]))
     assert loss == pytest.approx(-(np.log(0.8) + np.log(0.2)) / 2)
 
