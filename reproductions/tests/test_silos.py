@@ -155,9 +155,9 @@ def test_files_are_found_and_checked(tmp_path, monkeypatch, capsys):
 def test_crimes_are_logarithms_without_what_counts_them(tmp_path):
     target = tables.TABLES["communities"].target
     path = tmp_path / "raw.csv"
-    path.write_text(f"state,a,b,murders,{target},arsons\nNY,1,,3,0,1\nNY,2,,4,1,2\n")
+    path.write_text(f"state,fold,a,b,murders,{target}\nNY,,1,,3,0\nNY,,2,,4,1\n")
     place = tables.prepare("communities", path, tmp_path)
-    assert place.read_text().splitlines() == [f"state,a,{target}", "NY,2,0.0"]
+    assert place.read_text().splitlines() == [f"state,fold,a,{target}", "NY,,2,0.0"]
 
 
 def test_the_page_is_that_of_its_numbers():

@@ -79,12 +79,13 @@ def prepare(name: str, path: Path, folder: Path) -> Path:
         return path
     with TextIOWrapper(open_unpacked(path), encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    target, names = TABLES[name].target, list(rows[0])
+    known, names = TABLES[name], list(rows[0])
+    target = known.target
     rows = [row for row in rows if row[target] and float(row[target]) > 0]
     kept = [
         one
         for one in names[: names.index("murders")]
-        if 2 * sum(row[one] != "" for row in rows) >= len(rows)
+        if one in known.drop or 2 * sum(row[one] != "" for row in rows) >= len(rows)
     ]
     place = folder / "communities.csv"
     with place.open("w", newline="", encoding="utf-8") as file:
