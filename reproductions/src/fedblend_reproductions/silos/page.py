@@ -99,8 +99,12 @@ def _flamby(of: Entry) -> list[str]:
         [name, *(f"{min(one[key]):.3f} to {max(one[key]):.3f}" for key in SCORES)]
         for name, one in of["converged"].items()
     ]
+    deployed = {of["deploy"]: ", its verdict"}
     chosen = [
-        [f"fedblend, {ROWS[name]}", *(f"{one[key]:.3f}" for key in SCORES)]
+        [
+            f"fedblend, {ROWS[name]}{deployed.get(name, '')}",
+            *(f"{one[key]:.3f}" for key in SCORES),
+        ]
         for name, one in of["ours"].items()
     ]
     return [
