@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from fedblend.runs.auto.candidates import BY_NAME
-from fedblend.runs.auto.comparison import distance_warning
+from fedblend.runs.auto.kept_runs import distance_warning
+from fedblend.runs.auto.sentences import no_verdict, sentences
 from fedblend.runs.auto.verdict import (
     Gainers,
     MethodScores,
@@ -20,8 +21,6 @@ from fedblend.runs.auto.verdict import (
     detectable,
     find_untrained,
     interval,
-    no_verdict,
-    sentences,
     who_gains,
 )
 

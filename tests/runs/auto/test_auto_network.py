@@ -17,8 +17,9 @@ from fedblend.runs.auto import candidates, comparison, network, verdict
 from fedblend.runs.auto.candidates import ALONE, OWN_TREES, POOLED_TREES
 from fedblend.runs.auto.linear import PooledRows
 from fedblend.runs.auto.reference import evaluate_trees
+from fedblend.runs.auto.sentences import sentences
 from fedblend.runs.auto.tuning import Split, Table
-from fedblend.runs.auto.verdict import MethodScores, decide, sentences
+from fedblend.runs.auto.verdict import MethodScores, decide
 from fedblend.selection.network_rounds import EVERY, draw_batches, network_program
 
 COUNTS = np.array([30, 3, 20])

@@ -25,37 +25,23 @@ from fedblend.data.dataset import DataError, Task
 from fedblend.errors import RunError, UserError
 from fedblend.report.page import write_page
 from fedblend.runs import run_folder
-from fedblend.runs.auto import candidates, description, verdict
+from fedblend.runs.auto import candidates, description, sentences
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
+from fedblend.runs.auto.contest import CRITERIA, Contest
 from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
-from fedblend.runs.auto.network import evaluate_network
-from fedblend.runs.auto.reference import evaluate_trees
-from fedblend.runs.auto.tuning import (
-    Split,
-    Table,
-    evaluate_linear,
-    measure,
-    measure_constants,
-)
+from fedblend.runs.auto.kept_runs import bits_per_client, distance_warning
+from fedblend.runs.auto.tuning import Split, Table, measure_constants
 from fedblend.runs.auto.verdict import (
     JUDGED,
     MethodScores,
-    comparable_means,
     decide,
     difference,
     find_untrained,
     interval,
-    mean,
 )
 from fedblend.runs.run import run_built
 from fedblend.trees import precision
 
-CRITERIA = {
-    "binary": ("log_loss", "log loss"),
-    "classes": ("log_loss", "log loss"),
-    "regression": ("mse", "squared error"),
-}
-"""The metric that decides, by the kind of target, and its name; less is better."""
 REPORT = "report.html"
 ALWAYS = (ALONE, "fedavg")
 """Methods that are not left out, however short the time; their runs are kept."""
@@ -65,21 +51,11 @@ ROWS, PRODUCTS = 1_000_000, 20_000_000
 """What all splits may have together: rows, and entries of the matrices of clients."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
-EVALUATE = {
-    "linear": evaluate_linear,
-    "reference": evaluate_trees,
-    "tabular": evaluate_network,
-}
-"""What tunes and predicts, by the model of a method: a function of the table, of the
-method, and of a function that returns the seconds left for it. None without time."""
 TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
 """Parts of the time for tuning that a method of each model has."""
 SCALES = (None, "log", "linear")
 """Of targets that are numbers."""
 MADE = " columns make "
-FAR = {"linear": 0.01, "tabular": 0.05}
-"""Part of its score by which a kept run may differ from the models of the verdict, by
-the model: networks have other first weights."""
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
 
@@ -194,12 +170,7 @@ class AutoComparison:
 
     def _compare(self, chosen: Built, tested: Built) -> dict[str, MethodScores]:
         """Tune every method, and score it; settings that are known stay."""
-        state, task, found = self.state, chosen.task, {}
-        settings = {
-            name: of["setting"]
-            for name, of in state["methods"].items()
-            if "setting" in of
-        }
+        state, task = self.state, chosen.task
         table = Table(
             self.request,
             task,
@@ -207,8 +178,9 @@ class AutoComparison:
             tested,
             [Split.read(one, "validation", task) for one in chosen.federations],
             [Split.read(one, "test", task) for one in tested.federations],
-            settings,
+            {},
         )
+        contest = Contest(table, state["methods"])
         state["left_out"] = []
         compared = [one for one in CANDIDATES if one.deployable or find_spec("sklearn")]
         self._say(
@@ -218,40 +190,22 @@ class AutoComparison:
         )
         spent, total = 0.0, sum(TIME[one.model] for one in compared)
         for candidate in compared:
-            name, begun = candidate.name, self._time
-            if name not in ALWAYS and begun > TUNING * self.seconds:
-                state["left_out"].append(candidate.title)
+            title = candidate.title
+            if candidate.name not in ALWAYS and self._time > TUNING * self.seconds:
+                state["left_out"].append(title)
                 continue
             spent += TIME[candidate.model]
             until = TUNING * self.seconds * spent / total
-            predicted = EVALUATE[candidate.model](table, candidate, self._left(until))
-            if predicted is None:
-                state["left_out"].append(candidate.title)
+            if not contest.evaluate(candidate, self._left(until)):
+                state["left_out"].append(title)
                 continue
-            known = state["methods"].setdefault(name, {"title": candidate.title})
-            if name not in settings:
-                known["tuned"] = predicted.complete
-            known["setting"] = settings[name] = dict(predicted.setting)
+            known = state["methods"][candidate.name]
             if not known["tuned"]:
-                state["left_out"].append(f"more settings of {candidate.title}")
-            validated = measure(task, table.to_choose, predicted.validation)
-            measured = measure(task, table.to_test, predicted.test)
-            metric = state["metric"]
-            found[name] = MethodScores(validated[metric], measured[metric])
-            known["validation"] = comparable_means(
-                {one: of.validation for one, of in found.items()}
-            )[name]
-            tests = comparable_means({one: of.test for one, of in found.items()})
-            known["test"] = tests[name]
-            known["by_split"] = [mean(of[None]) for of in found[name].test]
-            known["metrics"] = {key: _mean_over(of) for key, of in measured.items()}
-            known["metrics"][metric] = known["test"]
-            known["splits"] = len(found[name].test)
-            known["seconds"] = round(self._time - begun, 2)
+                state["left_out"].append(f"more settings of {title}")
             self._save()
             score = f"test {state['criterion']} {known['test']:.4g}"
-            self._say(f"{self._time:5.1f} s  {candidate.title}: {score}")
-        return found
+            self._say(f"{self._time:5.1f} s  {title}: {score}")
+        return contest.scores
 
     def _left(self, until: float) -> Callable[[], float]:
         def left() -> float:
@@ -281,7 +235,7 @@ class AutoComparison:
         if ALONE not in trained or not any(
             BY_NAME[name].deployable for name in trained.keys() - {ALONE}
         ):
-            state["verdict"] = verdict.no_verdict(failed)
+            state["verdict"] = sentences.no_verdict(failed)
             return
         counts = np.min(
             [one.splits["test"].counts for one in tested.federations], axis=0
@@ -300,7 +254,7 @@ class AutoComparison:
                 "worse": worse,
             }
         shown = {name: methods[name]["test"] for name in trained}
-        state["verdict"] = verdict.sentences(
+        state["verdict"] = sentences.sentences(
             found, shown, state["criterion"], state["left_out"], failed
         )
         state["findings"] = found.plain()
@@ -360,33 +314,6 @@ class AutoComparison:
 def count_entries(task: Task) -> int:
     """The coefficients of a linear model."""
     return task.outputs * (1 + int(np.prod(task.shape)))
-
-
-def _mean_over(values: np.ndarray) -> float | None:
-    """The mean over splits and clients of a metric; None where no client has one."""
-    return float(np.nanmean(values)) if np.isfinite(values).any() else None
-
-
-def bits_per_client(summary: dict[str, Any], clients: int) -> float:
-    """Bits that a client sends and receives in a finished run, mean over splits."""
-    runs = summary["runs"]
-    total = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs)
-    return total / len(runs) / clients
-
-
-def distance_warning(
-    summary: dict[str, Any], metric: str, name: str, tested: float, rounds: int
-) -> str | None:
-    """A warning where a kept run has not reached the models of the verdict."""
-    personal = [run["measures"]["test"]["personal"] for run in summary["runs"]]
-    ended = float(np.mean([one[metric]["mean"] for one in personal]))
-    if abs(ended - tested) <= FAR[BY_NAME[name].model] * abs(tested):
-        return None
-    return (
-        f"the run of {BY_NAME[name].title} that is kept has a test {metric} of "
-        f"{ended:.4g} after {rounds} rounds, the models of the verdict have "
-        f"{tested:.4g}: deploy it with more rounds"
-    )
 
 
 def auto(

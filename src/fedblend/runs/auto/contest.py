@@ -1,0 +1,84 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of a comparison on the splits of its table: settings and scores."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedblend.runs.auto.candidates import Candidate
+from fedblend.runs.auto.network import evaluate_network
+from fedblend.runs.auto.reference import evaluate_trees
+from fedblend.runs.auto.tuning import Table, evaluate_linear, measure
+from fedblend.runs.auto.verdict import MethodScores, comparable_means, mean
+
+CRITERIA = {
+    "binary": ("log_loss", "log loss"),
+    "classes": ("log_loss", "log loss"),
+    "regression": ("mse", "squared error"),
+}
+"""The metric that decides, by the kind of target, and its name; less is better."""
+EVALUATE = {
+    "linear": evaluate_linear,
+    "reference": evaluate_trees,
+    "tabular": evaluate_network,
+}
+"""What tunes and predicts, by the model of a method: a function of the table, of the
+method, and of a function that returns the seconds left for it. None without time."""
+
+
+class Contest:
+    """Methods that are tuned and scored alike.
+
+    ``scores`` are those of all methods so far, ``methods`` what ``auto.json`` has of
+    each; settings that are known there stay.
+    """
+
+    def __init__(self, table: Table, methods: dict[str, dict[str, Any]]):
+        self.table, self.methods = table, methods
+        self.metric, self.criterion = CRITERIA[table.task.kind]
+        self.scores: dict[str, MethodScores] = {}
+
+    @property
+    def settings(self) -> dict[str, Mapping[str, Any]]:
+        """The settings that were chosen, by the method."""
+        known = self.methods.items()
+        return {name: of["setting"] for name, of in known if "setting" in of}
+
+    def evaluate(self, candidate: Candidate, left: Callable[[], float]) -> bool:
+        """Tune a method, and score it; False if there was no time for it.
+
+        Args:
+            candidate: the method.
+            left: the seconds that are left for it; raises if the user asked to stop.
+        """
+        begun, name, settings = time.perf_counter(), candidate.name, self.settings
+        table = self.table._replace(settings=settings)
+        predicted = EVALUATE[candidate.model](table, candidate, left)
+        if predicted is None:
+            return False
+        validated = measure(table.task, table.to_choose, predicted.validation)
+        measured = measure(table.task, table.to_test, predicted.test)
+        metric = self.metric
+        self.scores[name] = MethodScores(validated[metric], measured[metric])
+        known = self.methods.setdefault(name, {"title": candidate.title})
+        if name not in settings:
+            known["tuned"] = predicted.complete
+        known["setting"] = dict(predicted.setting)
+        known["validation"], known["test"] = (
+            comparable_means({one: of[part] for one, of in self.scores.items()})[name]
+            for part in range(2)
+        )
+        known["by_split"] = [mean(of[None]) for of in measured[metric]]
+        known["metrics"] = {key: _mean_over(of) for key, of in measured.items()}
+        known["metrics"][metric] = known["test"]
+        known["splits"] = len(measured[metric])
+        known["seconds"] = round(time.perf_counter() - begun, 2)
+        return True
+
+
+def _mean_over(values: np.ndarray) -> float | None:
+    """The mean over splits and clients of a metric; None where no client has one."""
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
