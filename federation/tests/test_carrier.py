@@ -24,10 +24,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.errors import RunError
 from fedblend_federation import worker
-from fedblend_federation.flower import clients as fleets
+from fedblend_federation.flower import link_clients as fleets
 from fedblend_federation.flower import private, records
 from fedblend_federation.flower import supernode as carriers
-from fedblend_federation.flower.clients import FleetClient, Foreign
+from fedblend_federation.flower.link_clients import FleetClient, Foreign
 from fedblend_federation.flower.records import (
     KIND,
     content_of,

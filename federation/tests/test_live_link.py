@@ -22,7 +22,7 @@ from fedblend_federation.ops.settings import NodeEntry, ServerSettings, load_as
 from fedblend_federation.ops.supervisor import is_up
 
 pytest.importorskip("flwr")
-from fedblend_federation.flower.clients import Failed, FleetClient, Lost
+from fedblend_federation.flower.link_clients import Failed, FleetClient, Lost
 
 OPEN = "is open to every user of this machine"
 

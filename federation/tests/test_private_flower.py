@@ -119,7 +119,7 @@ def test_a_message_passes_every_private_call(reply, lab, monkeypatch):
         from flwr.supercore.task_identity import TaskIdentity
         from flwr.superlink.grid.http_grid import HttpGrid
 
-        from fedblend_federation.flower import clients, grid, private, records
+        from fedblend_federation.flower import grid, link_clients, private, records
 
         for name, value in (("_run_id", RUN), ("_node_id", 1), ("_task_id", 3)):
             monkeypatch.setattr(TaskIdentity, name, value)
@@ -134,7 +134,9 @@ def test_a_message_passes_every_private_call(reply, lab, monkeypatch):
         own = private.Server(server)
         (sent,) = grid.push(own, [query])
 
-        node = clients.FleetClient(address, home / "ca.crt", home / "node.key", print)
+        node = link_clients.FleetClient(
+            address, home / "ca.crt", home / "node.key", print
+        )
         assert node.activate(10.0) == NODE
         assert node.heartbeat(10.0)
         delivery = node.pull()

@@ -20,9 +20,9 @@ import argparse
 import numpy as np
 from scipy.stats import norm
 
-from fedblend.selection import shrinkage
+from fedblend.selection import arm_costs
+from fedblend.selection.arm_costs import ClientCosts
 from fedblend.selection.choose import GRID, GUARD
-from fedblend.selection.shrinkage import ClientCosts
 
 FOLDS = 5
 PENALTIES = (0.1, 1.0, 5.0, 20.0)
@@ -176,10 +176,10 @@ def decided(world, costs):
         ClientCosts(own, int(n - n // FOLDS), int(n))
         for own, n in zip(costs, world.counts, strict=True)
     ]
-    federation = shrinkage.learn(clients)
+    federation = arm_costs.learn(clients)
     references = (0, 1) if costs[0].shape[1] == 3 else (0, len(GRID))
     return [
-        shrinkage.decide(shrinkage.posterior(one, federation), references, GUARD)
+        arm_costs.decide(arm_costs.posterior(one, federation), references, GUARD)
         for one in clients
     ]
 

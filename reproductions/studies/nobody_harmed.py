@@ -37,7 +37,7 @@ from scipy.stats import binom, t
 
 import fedblend as fb
 from fedblend.data.variants import folds
-from fedblend.selection import shrinkage
+from fedblend.selection import arm_costs
 from fedblend.selection.choose import GUARD
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.simulation.train_alone import prolong, set_best_length, trial_run
@@ -359,10 +359,10 @@ def decisions(data, guard=GUARD, arms=EVERY):
     for client, count in enumerate(data.counts):
         rows = errors[:, client][:, ~np.isnan(errors[0, client])].T
         fold = int(count // data.folds)
-        clients.append(shrinkage.ClientCosts(rows, int(count) - fold, int(count)))
-    federation = shrinkage.learn(clients)
-    beliefs = [shrinkage.posterior(one, federation) for one in clients]
-    return [shrinkage.decide(one, (0, len(errors) - 1), guard) for one in beliefs]
+        clients.append(arm_costs.ClientCosts(rows, int(count) - fold, int(count)))
+    federation = arm_costs.learn(clients)
+    beliefs = [arm_costs.posterior(one, federation) for one in clients]
+    return [arm_costs.decide(one, (0, len(errors) - 1), guard) for one in beliefs]
 
 
 def single(data, guard=GUARD, arms=EVERY):

@@ -147,7 +147,7 @@ from fedblend.runs.compare import (
 from fedblend.runs.compare import (
     sweep as sweep,
 )
-from fedblend.runs.judge import (
+from fedblend.runs.judge_scores import (
     judge as judge,
 )
 from fedblend.runs.personalize import (

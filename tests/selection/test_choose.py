@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend.selection.arm_costs import ClientCosts
 from fedblend.selection.arms import (
     Arm,
     average_costs,
@@ -23,7 +24,6 @@ from fedblend.selection.choose import (
     decisions_without_folds,
     finite_arms,
 )
-from fedblend.selection.shrinkage import ClientCosts
 
 DIM, ALIKE, ROUNDS, KEY = 4, 8, 20, jax.random.key(3)
 GRID = (1.0, 0.0, 0.5)

@@ -11,12 +11,10 @@ A reply repeats the digest of its request. A server that went back to an older
 checkpoint may ask for a round again with other contents, and must not take the reply to
 the first request for the reply to the second.
 
-Bundles: the messages of several clients of one node, as one piece of bytes.
-
-A node may host many clients. The server sends it one bundle with the requests for some
-of them, and gets one bundle with their replies. The requests of a round often have the
-same arrays: a bundle holds equal bodies once, so that its size grows with the heads.
-The messages come out as they went in, to the byte.
+A node may host many clients. The server sends it one *bundle*, which holds the requests
+for several of them, and gets one bundle with their replies. The requests of a round
+often have the same arrays: a bundle holds equal bodies once, so that its size grows
+with the heads. The messages come out as they went in, to the byte.
 
 ::
 

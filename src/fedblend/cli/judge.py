@@ -11,7 +11,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import Format, OutputFormat, option
 
 if TYPE_CHECKING:
-    from fedblend.runs.judge import Judgement
+    from fedblend.runs.judge_scores import Judgement
 
 
 def judge(
@@ -59,7 +59,7 @@ def judge(
 
     fedblend judge fedavg-*.json ours-*.json --baseline fedavg --score accuracy
     """
-    from fedblend.runs.judge import judge as judge_scores
+    from fedblend.runs.judge_scores import judge as judge_scores
 
     found = judge_scores(
         scores,

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressors that send some entries of a vector: identity, rand-k, top-k, perm-k.
 
-One mask for all clients of a round, so that their mean is as sparse as each of them.
-
-The server sends a seed with every message, from which all clients draw the same
-entries. What changes by the mean of their answers then changes at these entries alone,
-and the server sends the entries of the change instead of the model. Only the first
-message, and what a new client deploys, have the whole model.
+Clients of a round may share one mask, so that their mean is as sparse as each answer.
+The server then sends a seed with every message, from which all clients draw the same
+entries. The shared model changes at these entries alone, and the server sends the
+entries of the change instead of the model. Only the first message, and the one to a new
+client that deploys, have the whole model.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions: which client holds which rows, and the partitioners that decide it.
+"""Partitions, which say which client holds which rows, and functions that make them.
 
-Partitioners: pure functions from labels or keys to a partition.
-
-The result depends on the arguments and the seed alone. A partitioner costs about one
-sort of the rows, also with 100,000 clients, and always terminates.
+These functions (partitioners) turn labels or keys into a partition. The result depends
+on the arguments and the seed alone. A partitioner costs about one sort of the rows,
+also with 100,000 clients, and always terminates.
 """
 
 import dataclasses

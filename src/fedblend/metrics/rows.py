@@ -4,12 +4,11 @@
 
 Scores become probabilities by the logistic function (a single score), or by softmax.
 
-Metrics of how scores order the rows: no threshold, and classes of any frequency.
-
-With two classes the score is the single one, or the second less the first. With more,
-each class is told from all others by the odds of its probability (one-vs-rest), and the
-metric is the mean over the classes that can be told apart: those that a client's rows
-belong to, and not all of them. It is NaN where there are none.
+Other metrics judge how scores order the rows. They need no threshold, and classes may
+have any frequency. With two classes the score is the single one, or the second less the
+first. With more, each class is told from all others by the odds of its probability
+(one-vs-rest), and the metric is the mean over the classes that can be told apart: those
+that a client's rows belong to, and not all of them. It is NaN where there are none.
 """
 
 import dataclasses

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models made from other models: ensembles, and other precision.
 
-An ensemble: several models of one kind, whose predictions are averaged with weights.
-
+An ensemble averages the predictions of several models of one kind, with weights.
 ``ensemble(model, 3)`` is a model again. Its parameters are ``Ensemble(log_weights,
 models)``, where ``models`` has the leaves of one model with a leading axis. What is
 averaged:

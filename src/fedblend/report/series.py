@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers of a page: columns and learning curves, rounded and thinned.
 
-Columns of numbers, short: rounded to more digits than the page shows.
+A column is rounded to a few more digits than the page shows. One with many values
+holds whole numbers and a number of decimals, and the page divides: whole numbers are
+shorter than fractions, so that a page of 10,000 clients stays small.
 
-A column of many values is whole numbers and a number of decimals; the page divides. A
-whole number is shorter than its fraction, and a page of 10,000 clients stays small.
-
-The learning curves of a run, from the rows of ``metrics.jsonl``.
-
-Curves are means over seeds with the range over seeds. Long ones are thinned: the first
-and the last round stay.
+Learning curves come from the rows of ``metrics.jsonl``: means over seeds with the range
+over seeds. Long curves are thinned; their first and last round stay.
 """
 
 import math

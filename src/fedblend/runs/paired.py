@@ -4,10 +4,8 @@
 
 Runs on the same clients with the same splits are paired twice: each client is measured
 in both, and on the same test rows. A client's difference and its 95 % interval are as
-in ``gains``, from its rows alone; the mean over clients has an interval over clients
-and seeds.
-
-p-values and their correction are in ``stats.significance``.
+in ``stats.gains``, from its rows alone; the mean over clients has an interval over
+clients and seeds. P-values and their correction are in ``stats.intervals``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

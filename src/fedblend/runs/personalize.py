@@ -1,27 +1,31 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models for new clients: by the algorithm of a configuration, from a finished run.
+"""Models for clients that join after training, from the folder of a finished run.
 
-Models for clients that join after training, by the algorithm of a configuration.
+``simulation.personalize`` computes them: a new client enrolls at the shared model, may
+take part in rounds of its own in which the message stays the same ("visits"), and then
+deploys ``personal``. What it trains, and in how many visits, depends on the algorithm
+of the run:
 
-``simulation.personalize`` computes the models: a new client enrolls at the shared
-model, takes part in some rounds in which the message stays the same ("visits"), then
-deploys ``personal``. Algorithms differ in the options that state the steps on a
-client's own model, and in the number of visits:
+=============================================  =======================================
+algorithm                                      the new client
+=============================================  =======================================
+one model for all clients (FedAvg)             fine-tunes that model, without visits
+finetune, reptile, fomaml, perfedavg           adapts as in the run, without visits
+FLIX                                           finds x_i by the run's solver and mixes
+                                               it with the shared model, without visits
+its own model is trained against the message   makes one visit, with all the steps
+(Ditto, MAPPER, FedRep, training alone)
+pFedMe, L2GD                                   takes Ditto's steps with their lam
+APFL                                           makes visits of one step each
+=============================================  =======================================
 
-- one model for all clients (FedAvg and its like): fine-tuning from it, no visits;
-- fine-tuning of their own (finetune, reptile, fomaml, perfedavg): just that, no visits;
-- FLIX: x_i by the run's solver, mixed with the shared model, no visits;
-- a model of its own, trained against the message (Ditto, MAPPER, FedRep, training
-  alone): one visit of as many steps;
-- pFedMe and L2GD: Ditto's steps with their lam. With a fixed shared model pFedMe's
-  inner problem is Ditto's, and the expected step of L2GD is Ditto's step;
-- APFL: visits of one step each, so that the shared model is fixed: equation (17).
+With a fixed shared model pFedMe's inner problem is Ditto's, and the expected step of
+L2GD is Ditto's step. Visits of one step keep APFL's shared model fixed: equation (17).
 
-Numbers given for each client are replaced by their mean; rates have no schedule.
-
-The folder is never written. It has the configuration, the shared model and the task;
-the data of the run is not needed.
+Options with a number for each client are replaced by its mean; rates have no schedule.
+The folder has all that is needed (configuration, shared model, task) and is never
+changed.
 """
 
 from collections.abc import Mapping, Sequence

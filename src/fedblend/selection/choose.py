@@ -6,7 +6,7 @@ A client should not deploy a model that is worse than training alone or the shar
 Validation rows held out for good cost more than they tell, so that every client
 cross-validates its own training rows: K folds of all arms are replicas of one
 simulation, and models that are deployed are trained on all rows. What K folds tell of
-single clients is little; ``shrinkage`` combines it with what they tell of the
+single clients is little; ``arm_costs`` combines it with what they tell of the
 federation. A client deploys the average of all arms' models, by the probability of each
 to be best (``arms``). Test rows are measured and not looked at.
 
@@ -32,7 +32,8 @@ from fedblend.data.variants import folds as split_folds
 from fedblend.errors import ConfigError, UserError
 from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.mixing import Blend, outputs
-from fedblend.selection import shrinkage
+from fedblend.selection import arm_costs
+from fedblend.selection.arm_costs import ClientCosts, CostMoments, Decision
 from fedblend.selection.arms import (
     ALPHAS,
     Arm,
@@ -48,7 +49,6 @@ from fedblend.selection.arms import (
     models_of,
     row_metrics,
 )
-from fedblend.selection.shrinkage import ClientCosts, CostMoments, Decision
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import make_cohort, plan_cohorts
 from fedblend.simulation.simulate import RunSpec, check_key, set_up
@@ -297,10 +297,10 @@ def _beliefs(
     clients: Sequence[ClientCosts], references: Sequence[int], guard: float
 ) -> tuple[CostMoments, tuple[Decision, ...]]:
     """What the server learns, and what clients decide."""
-    federation = shrinkage.learn(clients)
-    beliefs = (shrinkage.posterior(one, federation) for one in clients)
+    federation = arm_costs.learn(clients)
+    beliefs = (arm_costs.posterior(one, federation) for one in clients)
     return federation, tuple(
-        shrinkage.decide(one, references, guard) for one in beliefs
+        arm_costs.decide(one, references, guard) for one in beliefs
     )
 
 
@@ -321,8 +321,8 @@ def _single_arms(
     federation, found = _beliefs(clients, places, guard)
     decisions = tuple(one._replace(expected=one.expected + least) for one in found)
     unseen = (client._replace(costs=client.costs[:0]) for client in clients)
-    priors = (shrinkage.posterior(one, federation) for one in unseen)
-    by_size = [shrinkage.decide(one, places, guard).unguarded for one in priors]
+    priors = (arm_costs.posterior(one, federation) for one in unseen)
+    by_size = [arm_costs.decide(one, places, guard).unguarded for one in priors]
     means = np.mean([decision.expected for decision in decisions], axis=0)
     chosen = np.array([decision.arm for decision in decisions])
     return Choice(

@@ -1,24 +1,25 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling functions of one replica for all replicas, and for a mesh of devices.
+"""Compile functions of one replica for all replicas and for a mesh of devices.
 
-A function is computed on one device unless it is spread. Arrays outside of spread
-functions, but for the states of a block, lie on the first device of this process.
+A function runs on one device unless it is spread over the mesh. All arrays lie on the
+first device of the process, except inside spread functions, and except for the client
+states of a block.
 
-What is changed in a program before XLA compiles it, and where programs are kept.
+Before XLA compiles a program, two things in it are replaced.
 
-Large arrays become arguments. A loss refers to more than its arguments: to the frozen
-base of a model with adapters, for instance. JAX writes such arrays into the program as
-constants, where XLA copies, folds and hashes them: seconds, and several times their
-memory, for each program. As arguments, all programs share the one array. What a
-function that is wrapped in ``jax.jit`` itself refers to stays a constant.
+*Large constants become arguments.* A loss may use arrays that are not its arguments,
+such as the frozen base of a model with adapters. JAX writes them into the program as
+constants, which XLA copies, folds and hashes: this costs seconds and several times
+their memory, for each program. As arguments, all programs share one array. Constants
+inside a function that is wrapped in ``jax.jit`` stay.
 
-On a CPU, large batches of decompositions become loops over small ones. jaxlib hands a
-large batch of matrices to XLA's threads in parts, and the thread that does so waits for
-them. XLA runs independent operations, and those of all devices, in the same threads:
-as soon as every thread waits for parts, no thread is left to compute one, and the
-program stands still for ever. A small batch is decomposed by the thread that asks for
-it. Each matrix is still decomposed by itself: results keep their bits.
+*On a CPU, large batches of decompositions become loops over small ones.* jaxlib hands a
+large batch of matrices to XLA's threads in parts, and the calling thread waits for
+them. Independent operations, and those of all devices, run in the same threads: once
+every thread waits for parts, no thread is left to compute one, and the program never
+ends. A small batch is decomposed by the thread that asks for it. Each matrix is still
+decomposed by itself, so results keep their bits.
 """
 
 import math

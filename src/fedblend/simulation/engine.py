@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiling ``rounds`` and ``evaluate`` for all replicas.
 
-With replicas every array of down, server and measures has them as first axis and client
-states as second; where all replicas share a key, the cohorts and batches they share are
-read only once. Replicas with splits of their own read the same flat arrays, where these
-lie one after another: only the places at which rows start have an axis of replicas.
+Replicas are the first axis of every array of down, server and measures, and the second
+of client states. Where all replicas share a key, they share cohorts and batches, which
+are read only once. Replicas with splits of their own read the same flat arrays, in
+which the splits lie one after another: only the places at which rows start have an axis
+of replicas.
 
 Enrollment and rounds are spread over a mesh of devices (``devices``).
 """

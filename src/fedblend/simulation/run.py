@@ -34,7 +34,7 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.sampling import Cohorts
-from fedblend.simulation.watch import Watch
+from fedblend.simulation.watchdog import Watch
 from fedblend.stats.gains import Evidence, Measured
 
 

@@ -1,11 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The 95 % interval of what a client gains by one model over another, from its rows.
+"""Intervals and p-values of what one model gains over another.
 
-Right or wrong: of n rows m are discordant, right by one model and wrong by the other.
-Whether these fall on one side is the exact test of McNemar; its Clopper-Pearson bounds,
-times those of m/n, are the interval. So it excludes zero where the exact test does at
-5 %, and is not empty where no row is discordant. Everything else: Student's t.
+**One client, from its rows.** Right or wrong: of n rows m are discordant, right by one
+model and wrong by the other. Whether these fall on one side is the exact test of
+McNemar; its Clopper-Pearson bounds, times those of m/n, are the interval. So it
+excludes zero where the exact test does at 5 %, and is not empty where no row is
+discordant. Everything else: Student's t.
 
 Seeds: a row that several of them test is one unit. The squares of the rows' sums over
 seeds, compared with those of single differences, say how many independent rows all
@@ -14,18 +15,16 @@ same result, and the sum of all where they test other rows. The interval is that
 many rows (Korn and Graubard, 1998). What the gains of seeds differ by more than their
 rows explain is due to training; it is added by Student's t.
 
-How sure a mean difference between two methods is, and Holm's correction.
+**The mean over clients.** Its p-value inverts its interval: it is the level at which
+the interval just reaches zero. So p < 0.05 where the 95 % interval excludes zero, and
+table and figure never disagree. With one seed it is the paired t-test over clients.
+Clients are units because a claim about a method is one about further clients; seeds add
+their own spread, which a test over clients alone would not see. The signed-rank test
+asks for the median and not for the mean that tables show, and sign flips of a few
+clients cannot reach 5 % after a correction, however large the difference.
 
-The p-value of a mean inverts that interval: it is the level at which the interval just
-reaches zero. So p < 0.05 where the 95 % interval excludes zero, and table and figure
-never disagree. With one seed it is the paired t-test over clients. Clients are units
-because a claim about a method is one about further clients; seeds add their own spread,
-which a test over clients alone would not see. The signed-rank test asks for the median
-and not for the mean that tables show, and sign flips of a few clients cannot reach 5 %
-after a correction, however large the difference.
-
-Many comparisons: Holm's step-down bounds the chance of a single false claim among all
-of them at 5 %, whatever their dependence; runs that share clients are dependent.
+**Many comparisons.** Holm's step-down bounds the chance of a single false claim among
+all of them at 5 %, whatever their dependence; runs that share clients are dependent.
 """
 
 from collections.abc import Sequence

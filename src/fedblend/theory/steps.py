@@ -35,9 +35,10 @@ section 2.2. Momentum at the server as optax has it runs the same y.
 Where this differs from the paper: its strongly convex DIANA has the step of the convex
 one times 4, which is smaller. Reference and numbers of theorems: see ``constants``.
 
-Rates of DIANA, EF21 and EF21-P: Lyapunov functions with the best weights.
+The rates of DIANA, EF21 and EF21-P follow from Lyapunov functions with the best
+weights.
 
-**DIANA.** Notation of ``steps``: f~_i is l_i-smooth and convex, f~ is L_alpha-smooth
+**DIANA.** f~_i is l_i-smooth and convex, f~ is L_alpha-smooth
 and mu_alpha-strongly convex, memories follow at rates ``b_i <= 1/(omega_i + 1)``. Write
 ``D = f~(x) - f~*`` and ``g_i = grad f~_i(x)``, with a star for the same at x*. With
 weights t_i that are free, one round of the Lyapunov function::

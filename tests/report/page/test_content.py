@@ -11,7 +11,7 @@ import pytest
 from fedblend.errors import RunError
 from fedblend.report.clients import STATUS, plain_clients, read_clients
 from fedblend.report.page.content import client_content, page_content
-from fedblend.report.page.run_results import auto_verdict
+from fedblend.report.page.run_values import auto_verdict
 from fedblend.report.series import column, learning_curves
 from synthetic_run import write_run
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedblend.errors import RunError
-from fedblend_federation.flower.clients import (
+from fedblend_federation.flower.link_clients import (
     Delivery,
     Failed,
     FleetClient,

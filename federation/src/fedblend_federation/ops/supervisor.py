@@ -83,7 +83,7 @@ def serve_carrier(
     """
     os.environ.update(processes.SILENCE)
     # Here and not above: only a process that connects imports Flower.
-    from fedblend_federation.flower.clients import FleetClient
+    from fedblend_federation.flower.link_clients import FleetClient
     from fedblend_federation.flower.supernode import Carrier
 
     folder = settings.folder if with_rows else settings.flower_folder

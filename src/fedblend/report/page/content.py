@@ -11,7 +11,7 @@ import numpy as np
 from fedblend.errors import RunError
 from fedblend.report import verdict as words
 from fedblend.report.clients import STATUS, one_client, plain_clients, take_clients
-from fedblend.report.page.run_results import (
+from fedblend.report.page.run_values import (
     AUTO_ALONE,
     Plain,
     RunFiles,

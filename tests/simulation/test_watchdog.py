@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.simulation import watch
+from fedblend.simulation import watchdog
 
 SECONDS = 0.2
 
@@ -29,7 +29,7 @@ def compute():
 
 def test_only_a_run_that_waits_and_computes_nothing_warns(monkeypatch):
     """Not in round 1, which is slow, nor while its user rests after round 0."""
-    monkeypatch.setattr(watch, "SECONDS", SECONDS)
+    monkeypatch.setattr(watchdog, "SECONDS", SECONDS)
     works = iter([compute, rest])
 
     def on_host(value):

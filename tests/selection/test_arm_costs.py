@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedblend.selection import shrinkage
-from fedblend.selection.shrinkage import ClientCosts, CostMoments, Posterior
+from fedblend.selection import arm_costs
+from fedblend.selection.arm_costs import ClientCosts, CostMoments, Posterior
 
 ARMS = 3
 
@@ -27,19 +27,19 @@ def drawn(seed, sizes, spread=0.1, arms=ARMS):
 
 def test_one_arm_and_equal_clients_is_the_estimator_of_james_and_stein(monkeypatch):
     """The maximum of the likelihood is known: B = variance of the means - S."""
-    monkeypatch.setattr(shrinkage, "FREEDOM", 1e12)  # the normal distribution
-    monkeypatch.setattr(shrinkage, "PRIOR_COST", 0.0)
+    monkeypatch.setattr(arm_costs, "FREEDOM", 1e12)  # the normal distribution
+    monkeypatch.setattr(arm_costs, "PRIOR_COST", 0.0)
     means = np.array([0.0, 1.0, 3.0, 8.0])
     rows = 1 + np.array([-0.5, 0.5, -0.5, 0.5])
     clients = [ClientCosts((np.exp(m) * rows)[:, None], 4, deployed=4) for m in means]
     sampling = (1 / 3) / 4  # the variance of a row, by the number of rows
     between = means.var() - sampling
-    found = shrinkage.learn(clients, rounds=300)
+    found = arm_costs.learn(clients, rounds=300)
     np.testing.assert_allclose(found.between, [[between]], rtol=1e-3)
-    shrunk = [shrinkage.posterior(one, found).mean[0] for one in clients]
+    shrunk = [arm_costs.posterior(one, found).mean[0] for one in clients]
     keep = 1 - sampling / means.var()
     np.testing.assert_allclose(shrunk, 3 + keep * (means - 3), rtol=1e-3)
-    left = shrinkage.posterior(clients[0], found).covariance[0, 0]
+    left = arm_costs.posterior(clients[0], found).covariance[0, 0]
     assert left == pytest.approx(sampling * keep, rel=1e-3)
 
 
@@ -90,9 +90,9 @@ def literal_round(clients, federation):
 
 def test_a_round_against_loops():
     _, clients = drawn(0, [3, 40, 0, 9, 1], spread=1.0)
-    before = shrinkage.learn(clients, rounds=2)
+    before = arm_costs.learn(clients, rounds=2)
     expected = literal_round(clients, before)
-    found = shrinkage.learn(clients, rounds=3)
+    found = arm_costs.learn(clients, rounds=3)
     for name in CostMoments._fields:
         np.testing.assert_allclose(
             getattr(found, name),
@@ -106,11 +106,11 @@ def test_a_round_against_loops():
 def test_only_means_of_small_matrices_leave_a_client():
     """The shapes know nothing of rows, and the server's half takes the mean alone."""
     _, clients = drawn(1, [2, 300, 0])
-    federation = shrinkage.learn(clients, rounds=1)
+    federation = arm_costs.learn(clients, rounds=1)
     for statistics, most in (
-        (shrinkage.first_statistics, 1),
-        (lambda one: shrinkage.second_statistics(one, 2.0), ARMS**2),
-        (lambda one: shrinkage.client_statistics(one, federation), ARMS**2),
+        (arm_costs.first_statistics, 1),
+        (lambda one: arm_costs.second_statistics(one, 2.0), ARMS**2),
+        (lambda one: arm_costs.client_statistics(one, federation), ARMS**2),
     ):
         sent = [jax.tree.map(np.shape, statistics(one)) for one in clients]
         assert sent[0] == sent[1] == sent[2]
@@ -122,18 +122,18 @@ def test_only_means_of_small_matrices_leave_a_client():
             np.testing.assert_allclose(value, other[name], rtol=1e-9)
     mean = jax.tree.map(
         lambda *each: sum(each) / 3,
-        *(shrinkage.client_statistics(one, federation) for one in clients),
+        *(arm_costs.client_statistics(one, federation) for one in clients),
     )
-    found = shrinkage.refine(mean, federation, 3)
-    again = shrinkage.learn(clients, rounds=2)
+    found = arm_costs.refine(mean, federation, 3)
+    again = arm_costs.learn(clients, rounds=2)
     np.testing.assert_allclose(found.between, again.between, rtol=1e-9)
 
 
 def test_the_truth_is_nearer_than_the_means_are():
     """Its point: less error than each client's own mean, and than one for all."""
     truth, clients = drawn(2, [4] * 40 + [50] * 40, spread=0.3)
-    federation = shrinkage.learn(clients)
-    found = [shrinkage.fold_posterior(one, federation).mean for one in clients]
+    federation = arm_costs.learn(clients)
+    found = [arm_costs.fold_posterior(one, federation).mean for one in clients]
     own = [np.log(one.costs.mean(axis=0)) for one in clients]
     one_for_all = np.mean(own, axis=0)
     guesses = (found, own, one_for_all)
@@ -146,8 +146,8 @@ def test_the_truth_is_nearer_than_the_means_are():
 def test_models_of_all_rows_are_better_by_the_slope():
     belief = CostMoments(1.0, np.eye(1), np.array([[5.0], [-2.0]]), np.eye(1))
     client = ClientCosts(np.zeros((0, 1)), trained=10, deployed=20)
-    assert shrinkage.fold_posterior(client, belief).mean == 5 - 2 * math.log(10)
-    assert shrinkage.posterior(client, belief).mean == pytest.approx(
+    assert arm_costs.fold_posterior(client, belief).mean == 5 - 2 * math.log(10)
+    assert arm_costs.posterior(client, belief).mean == pytest.approx(
         5 - 2 * math.log(20)
     )
 
@@ -166,14 +166,14 @@ def test_the_decision_against_its_closed_form():
     harm = expected[1] * normal_above(-at - half) - expected[0] * normal_above(
         -at + half
     )
-    found = shrinkage.decide(belief, [0], guard=0.0, draws=200_000)
+    found = arm_costs.decide(belief, [0], guard=0.0, draws=200_000)
     assert found.harm[0] == 0
     assert found.harm[1] == pytest.approx(harm, rel=0.02)
     assert found.best[1] == pytest.approx(normal_above(at), abs=0.01)
     np.testing.assert_allclose(found.expected, expected, rtol=0.02)
     indifferent = (expected[0] - expected[1]) / harm
     arms = [
-        shrinkage.decide(belief, [0], guard=guard, draws=200_000)
+        arm_costs.decide(belief, [0], guard=guard, draws=200_000)
         for guard in (0.95 * indifferent, 1.05 * indifferent)
     ]
     assert [one.arm for one in arms] == [1, 0]
@@ -193,19 +193,19 @@ def planted(seed, odd):
 
 def test_alike_clients_all_get_the_common_arm():
     clients = planted(0, [0.20, 0.10, 0.25])
-    federation = shrinkage.learn(clients)
+    federation = arm_costs.learn(clients)
     own = [int(one.costs.mean(axis=0).argmin()) for one in clients]
     assert len(set(own)) > 1  # their rows alone disagree
     for one in clients:
-        belief = shrinkage.posterior(one, federation)
-        assert shrinkage.decide(belief, [0, 2], guard=1.0).arm == 1
+        belief = arm_costs.posterior(one, federation)
+        assert arm_costs.decide(belief, [0, 2], guard=1.0).arm == 1
 
 
 def test_a_client_that_mixing_hurts_falls_back():
     clients = planted(0, [0.05, 0.30, 0.5])
-    federation = shrinkage.learn(clients)
+    federation = arm_costs.learn(clients)
     found = [
-        shrinkage.decide(shrinkage.posterior(one, federation), [0, 2], guard=1.0).arm
+        arm_costs.decide(arm_costs.posterior(one, federation), [0, 2], guard=1.0).arm
         for one in clients
     ]
     assert found[-1] == 0
@@ -214,9 +214,9 @@ def test_a_client_that_mixing_hurts_falls_back():
 
 def test_costs_that_never_differ_leave_the_last_arm():
     clients = [ClientCosts(np.zeros((5, 2)), 4, 5)] * 3
-    federation = shrinkage.learn(clients)
-    belief = shrinkage.posterior(clients[0], federation)
-    found = shrinkage.decide(belief, [0], guard=0.5)
+    federation = arm_costs.learn(clients)
+    belief = arm_costs.posterior(clients[0], federation)
+    found = arm_costs.decide(belief, [0], guard=0.5)
     assert (found.expected < 1e-6).all()
     assert found.harm.max() < 1e-6
 
@@ -238,9 +238,9 @@ def noisy(seed, scale):
 
 
 def beliefs(clients):
-    federation = shrinkage.learn(clients)
+    federation = arm_costs.learn(clients)
     return [
-        shrinkage.decide(shrinkage.posterior(one, federation), [0, 2], guard=0.5)
+        arm_costs.decide(arm_costs.posterior(one, federation), [0, 2], guard=0.5)
         for one in clients
     ]
 
@@ -271,7 +271,7 @@ def test_a_client_unlike_all_others_is_not_pulled_to_them():
     """Student's distribution: a hundred times the costs is no mean of a crowd."""
     _, clients = drawn(3, [30] * 30, spread=0.05)
     odd = clients[0]._replace(costs=clients[0].costs * [1.0, 1.0, 100.0])
-    federation = shrinkage.learn([odd, *clients[1:]])
-    found = shrinkage.fold_posterior(odd, federation)
+    federation = arm_costs.learn([odd, *clients[1:]])
+    found = arm_costs.fold_posterior(odd, federation)
     assert found.weight < 0.2
-    assert shrinkage.fold_posterior(clients[1], federation).weight > 0.7
+    assert arm_costs.fold_posterior(clients[1], federation).weight > 0.7
