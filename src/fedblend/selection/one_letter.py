@@ -53,8 +53,9 @@ SLOPES = (0.0, *(10.0**place for place in range(-5, 2)))
 """Variances that are compared: none, and .001 to 1000, .00001 to 10."""
 FLAT = 1e-11
 """An input whose variance is a smaller part of its mean square is constant."""
-SINGULAR = 1e-11
-"""Directions of less curvature, of a matrix with ones as its diagonal, are not used."""
+SINGULAR = 1e-9
+"""What is added to a diagonal of ones: softmax, and an input that is twice there, leave
+directions free."""
 
 
 class Letters(NamedTuple):
@@ -114,6 +115,52 @@ def write_letter(inputs: np.ndarray, targets: np.ndarray, folds: int) -> Letters
 # The server's half.
 
 
+def newton_step(
+    slope: np.ndarray,
+    curve: np.ndarray,
+    scales: np.ndarray,
+    *,
+    u: np.ndarray | float = 0.0,
+    shared: np.ndarray | float = 0.0,
+    penalty: np.ndarray | float = 0.0,
+    share: bool = True,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Newton's step on the shared model and all own parts, the latter eliminated.
+
+    A client's model is ``shared + scales * u``, with 1/2 |u|^2. Returns what is
+    subtracted from ``shared``, [p], and from ``u``, [clients, p], and by how much
+    that promises to lower the objective, times two.
+
+    Args:
+        slope: gradients of the clients' losses at their models, [clients, p].
+        curve: their Hessians, [clients, p, p].
+        scales: [clients, p]; what is 0 for all clients is no part of the systems.
+        u: where clients are, [clients, p].
+        shared: the shared model.
+        penalty: of each entry of the shared model.
+        share: whether the shared model moves.
+    """
+    clients, size = slope.shape
+    (own,) = np.nonzero(scales.any(axis=0))
+    scale = scales[:, own]
+    cross = curve[:, :, own] * scale[:, None, :]
+    inner = scale[:, :, None] * cross[:, own] + np.eye(len(own))
+    slope_own = (scales * slope + u)[:, own]
+    move, slope_shared = np.zeros(size), slope.sum(axis=0) + penalty * shared
+    if share:
+        sides = [cross.transpose(0, 2, 1), slope_own[:, :, None]]
+        rest = cross @ np.linalg.solve(inner, np.concatenate(sides, axis=2))
+        total = (curve - rest[:, :, :-1]).sum(axis=0) + np.diag(
+            np.broadcast_to(penalty, size)
+        )
+        move = solve_singular(total, slope_shared - rest[:, :, -1].sum(axis=0))
+    gap = slope_own - scale * (curve[:, own] @ move)
+    turn = np.zeros((clients, size))
+    turn[:, own] = np.linalg.solve(inner, gap[:, :, None])[:, :, 0]
+    promised = slope_shared @ move + (slope_own * turn[:, own]).sum()
+    return move, turn, float(promised)
+
+
 def solve_models(
     letters: Letters,
     *,
@@ -132,24 +179,11 @@ def solve_models(
         share: whether there is a shared model; without, it is zero.
     """
     gram, moment = letters.grams.sum(axis=1), letters.moments.sum(axis=1)
-    clients, size = moment.shape
-    variance = np.empty((clients, size))
-    variance[:, 0], variance[:, 1:] = level, np.reshape(slopes, (-1, 1))
-    (own,) = np.nonzero(variance.any(axis=0))
-    scale = np.sqrt(variance[:, own])
-    # R and r of the own entries; their matrix is regular for every variance, 0 too.
-    both = np.concatenate([gram, moment[:, :, None]], axis=2)
-    inner = scale[:, :, None] * gram[:, own][:, :, own] * scale[:, None, :]
-    right = scale[:, :, None] * both[:, own]
-    parts = scale[:, :, None] * np.linalg.solve(np.eye(len(own)) + inner, right)
-    shared = np.zeros(size)
-    if share:
-        rest = (both - gram[:, :, own] @ parts).sum(axis=0)
-        penalty = ridge * letters.counts.sum() * (np.arange(size) > 0)
-        shared = _solve(rest[:, :-1] + np.diag(penalty), rest[:, -1])
-    models = np.repeat(shared[None], clients, axis=0)
-    models[:, own] += parts[:, :, -1] - parts[:, :, :-1] @ shared
-    return shared, models
+    scales = np.empty(moment.shape)
+    scales[:, 0], scales[:, 1:] = np.sqrt(level), np.sqrt(np.reshape(slopes, (-1, 1)))
+    penalty = ridge * letters.counts.sum() * (np.arange(moment.shape[1]) > 0)
+    shared, u, _ = newton_step(-moment, gram, scales, penalty=penalty, share=share)
+    return -shared, -shared - scales * u
 
 
 def solve_flix(letters: Letters, *, alpha: float, l2: float) -> np.ndarray:
@@ -163,16 +197,18 @@ def solve_flix(letters: Letters, *, alpha: float, l2: float) -> np.ndarray:
     gram = letters.grams.sum(axis=1) / counts[:, None, None] + l2 * np.eye(size)
     moment = letters.moments.sum(axis=1) / counts[:, None]
     gap = (moment - np.einsum("cij,cj->ci", gram, own))[rows > 0].sum(axis=0)
-    shared = _solve(alpha * gram[rows > 0].sum(axis=0), gap)
+    shared = solve_singular(alpha * gram[rows > 0].sum(axis=0), gap)
     return alpha * shared + own
 
 
-def _solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The shortest solution of a system that may be singular, in any unit."""
+def solve_singular(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """A solution of a positive system that may be singular, in any unit."""
     diagonal = np.diagonal(matrix)
     unit = 1 / np.sqrt(np.where(diagonal > 0, diagonal, np.inf))
-    scaled = unit[:, None] * matrix * unit
-    return unit * (np.linalg.pinv(scaled, SINGULAR, hermitian=True) @ (unit * right))
+    scaled, right = unit[:, None] * matrix * unit, unit * right
+    near = np.linalg.inv(scaled + SINGULAR * np.eye(len(matrix)))
+    found = near @ right
+    return unit * (found + near @ (right - scaled @ found))
 
 
 def held_out_errors(letters: Letters, models: np.ndarray) -> np.ndarray:

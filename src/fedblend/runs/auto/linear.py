@@ -5,8 +5,9 @@
 Models are vectors of outputs times 1 + inputs entries, an output's intercept before its
 slopes. ``hierarchical_models`` and ``flix_models`` minimize what
 ``algorithms.hierarchical`` and ``algorithms.flix`` minimize in rounds, by Newton's
-method with step halving on all variables at once; those of single clients are
-eliminated. For squared errors one step is exact.
+method with step halving on all variables at once. Each step needs one letter of every
+client, the derivatives of its loss at its model, and ``selection.one_letter`` solves
+for all models. For squared errors one step is exact.
 """
 
 from collections.abc import Callable
@@ -16,11 +17,11 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, log_expit, log_softmax
 
+from fedblend.selection.one_letter import newton_step, solve_singular
+
 MOST_STEPS = 30
 TOLERANCE = 1e-9
 """A step that lowers the objective by a smaller part of its first value is the last."""
-DAMPING = 1e-9
-"""Of the largest curvature: softmax leaves directions free."""
 
 
 class PooledRows:
@@ -104,6 +105,21 @@ def _curvature(inputs: np.ndarray, second: np.ndarray) -> np.ndarray:
     return found.reshape(outputs * width, -1)
 
 
+def write_derivatives(
+    kind: str, rows: PooledRows, models: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient and the Hessian of every client's loss at its model.
+
+    It is what a client sends in a round: [clients, entries], with one axis more.
+    """
+    first, second = _derivatives(kind, rows.scores(models), rows.targets)
+    slope = [(first[at].T @ rows.inputs[at]).ravel() for at in rows.clients]
+    if kind == "regression":
+        return np.stack(slope), rows.grams
+    curve = [_curvature(rows.inputs[at], second[at]) for at in rows.clients]
+    return np.stack(slope), np.stack(curve)
+
+
 def _minimize(
     value: Callable[[np.ndarray], float],
     step: Callable[[np.ndarray], tuple[np.ndarray, float]],
@@ -124,11 +140,6 @@ def _minimize(
         if gained <= enough:
             break
     return here
-
-
-def _solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
-    largest = np.diagonal(matrix).max(initial=1e-300)
-    return np.linalg.solve(matrix + DAMPING * largest * np.eye(len(matrix)), right)
 
 
 def one_model(
@@ -164,7 +175,7 @@ def one_model(
         slope = ((first * weights[:, None]).T @ rows.inputs).ravel()
         slope = slope + penalty * (model - toward)
         curve = _curvature(rows.inputs, second * weights[:, None, None])
-        move = _solve(curve + np.diag(penalty), slope)
+        move = solve_singular(curve + np.diag(penalty), slope)
         return move, slope @ move
 
     return _minimize(value, step, np.zeros(outputs * rows.inputs.shape[1]))
@@ -228,18 +239,13 @@ def _joint(
     if not share and 2 * rows.counts.max() < rows.inputs.shape[1]:
         return _joint_in_row_spaces(kind, rows, scales)
     clients, size = scales.shape
-    # Only these entries differ between clients.
-    (own,) = np.nonzero(scales.any(axis=0))
-    scales = scales[:, own]
 
     def parts(here):
-        return here[:size], here[size:].reshape(clients, len(own))
+        return here[:size], here[size:].reshape(clients, size)
 
     def models(here):
         shared, u = parts(here)
-        found = np.repeat(shared[None], clients, axis=0)
-        found[:, own] += scales * u
-        return found
+        return shared + scales * u
 
     def value(here):
         shared, u = parts(here)
@@ -248,27 +254,10 @@ def _joint(
 
     def step(here):
         shared, u = parts(here)
-        first, second = _derivatives(kind, rows.scores(models(here)), rows.targets)
-        by_client = [(first[at], second[at], rows.inputs[at]) for at in rows.clients]
-        slope = np.stack([(down.T @ inputs).ravel() for down, _, inputs in by_client])
-        if kind == "regression":
-            curve = rows.grams
-        else:
-            curve = np.stack(
-                [_curvature(inputs, bend) for _, bend, inputs in by_client]
-            )
-        cross = curve[:, :, own] * scales[:, None, :]
-        inner = scales[:, :, None] * cross[:, own] + np.eye(len(own))
-        slope_own = scales * slope[:, own] + u
-        move, slope_shared = np.zeros(size), slope.sum(0) + penalty * shared
-        if share:
-            sides = [cross.transpose(0, 2, 1), slope_own[:, :, None]]
-            rest = cross @ np.linalg.solve(inner, np.concatenate(sides, axis=2))
-            total = (curve - rest[:, :, :-1]).sum(0) + np.diag(penalty)
-            move = _solve(total, slope_shared - rest[:, :, -1].sum(0))
-        gap = slope_own - scales * (curve[:, own] @ move)
-        turn = np.linalg.solve(inner, gap[:, :, None])[:, :, 0]
-        promised = slope_shared @ move + (slope_own * turn).sum()
+        slope, curve = write_derivatives(kind, rows, models(here))
+        move, turn, promised = newton_step(
+            slope, curve, scales, u=u, shared=shared, penalty=penalty, share=share
+        )
         return np.concatenate([move, turn.ravel()]), promised
 
     return models(_minimize(value, step, np.zeros(size + scales.size)))
