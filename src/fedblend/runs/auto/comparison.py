@@ -8,10 +8,8 @@ is to be deployed. The same request in the same folder continues where it was
 interrupted.
 """
 
-import csv
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +19,15 @@ from threadpoolctl import threadpool_limits
 
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
-from fedblend.data.dataset import DataError, Task
-from fedblend.errors import RunError, UserError
+from fedblend.data.dataset import Task
+from fedblend.errors import RunError
 from fedblend.report.page import write_page
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, sentences
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
 from fedblend.runs.auto.contest import CRITERIA, Contest
-from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
-from fedblend.runs.auto.kept_runs import bits_per_client, distance_warning
+from fedblend.runs.auto.folder import method_rows, open_state
+from fedblend.runs.auto.kept_runs import keep_run
 from fedblend.runs.auto.tuning import Split, Table, measure_constants
 from fedblend.runs.auto.verdict import (
     JUDGED,
@@ -39,7 +37,6 @@ from fedblend.runs.auto.verdict import (
     find_untrained,
     interval,
 )
-from fedblend.runs.run import run_built
 from fedblend.trees import precision
 
 REPORT = "report.html"
@@ -53,8 +50,6 @@ TUNING = 0.5
 """Part of the time budget for choosing settings."""
 TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
 """Parts of the time for tuning that a method of each model has."""
-SCALES = (None, "log", "linear")
-"""Of targets that are numbers."""
 MADE = " columns make "
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
@@ -276,22 +271,10 @@ class AutoComparison:
             begun = self._time
             metric, kind = self.state["metric"], self.state["kind"]
             config = self._config(name, seeds, kind=kind, metric=metric)
-            built = build(config)
-            summary, run = run_built(
-                config,
-                built,
-                self.folder(name),
-                metric,
-                local=alone,
-                on_step=lambda step: self.screen.stop(),
-            )
-            alone = alone or run
-            known["bits_per_client"] = bits_per_client(
-                summary, built.federated_data.clients
+            alone, far = keep_run(
+                name, config, metric, self.folder(name), known, alone, self.screen.stop
             )
             known["seconds"] += round(self._time - begun, 2)
-            tested = float(np.mean(known["by_split"][:few]))
-            far = distance_warning(summary, metric, name, tested, config.run.rounds)
             if far is not None:
                 self.state["warnings"].append(far)
                 self._say(f"warning: {far}")
@@ -314,68 +297,3 @@ class AutoComparison:
 def count_entries(task: Task) -> int:
     """The coefficients of a linear model."""
     return task.outputs * (1 + int(np.prod(task.shape)))
-
-
-def auto(
-    table: Any,
-    *,
-    client: str,
-    target: str,
-    minutes: float = 5.0,
-    out: str | Path | None = None,
-    kind: str | None = None,
-    inputs: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    scale: str | None = None,
-    quiet: bool = False,
-    screen: Screen | None = None,
-) -> AutoResult:
-    """Compare methods on a table, and say what to deploy, who gains, how sure that is.
-
-    Args:
-        table: the path of a .csv or .parquet file, a frame of pandas or polars, or a
-            mapping from names to columns.
-        client: column with the client of each row.
-        target: column to predict.
-        minutes: time budget in minutes.
-        out: folder of all results; a temporary one if None. An interrupted comparison
-            of the same table in this folder continues.
-        kind: "classes", "binary" or "regression"; by the target's values if None.
-        inputs: columns to predict from; all others if empty.
-        drop: columns to leave out, such as an identifier or a second outcome.
-        scale: "log" or "linear", of a target that is a number; by its values if None.
-        quiet: print nothing.
-        screen: callbacks instead of printing.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="fedblend-") if out is None else out)
-    path = Path(table) if isinstance(table, str | Path) else _store(table, folder)
-    if screen is None:
-        screen = Screen() if quiet else Screen(print)
-    if scale not in SCALES:
-        raise UserError("scale", scale, '"log" or "linear"')
-    request = Request(path, client, target, kind, tuple(inputs), tuple(drop), scale)
-    AutoComparison(request, folder, minutes, screen).complete()
-    return AutoResult(folder)
-
-
-def _store(frame: Any, folder: Path) -> Path:
-    """A frame as a file, which configurations can name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "table.csv"
-    fresh = folder / "table.csv.part"
-    fresh.unlink(missing_ok=True)
-    if hasattr(frame, "to_csv"):
-        frame.to_csv(fresh, index=False)
-    elif hasattr(frame, "write_csv"):
-        frame.write_csv(fresh)
-    elif isinstance(frame, Mapping):
-        with fresh.open("x", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(frame)
-            writer.writerows(zip(*map(np.asarray, frame.values()), strict=True))
-    else:
-        raise DataError(
-            f"table: {type(frame).__name__} is no path, no frame of pandas or polars, "
-            "and no mapping from names to columns"
-        )
-    return fresh.replace(path)

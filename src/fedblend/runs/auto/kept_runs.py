@@ -1,16 +1,52 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a kept run of ``fedblend auto`` tells, next to the models of the verdict."""
+"""The runs that ``fedblend auto`` keeps: the methods of the verdict, in rounds."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedblend.config.build import build
+from fedblend.config.config import Config
 from fedblend.runs.auto.candidates import BY_NAME
+from fedblend.runs.run import run_built
 
 FAR = {"linear": 0.01, "tabular": 0.05}
 """Part of its score by which a kept run may differ from the models of the verdict, by
 the model: networks have other first weights."""
+
+
+def keep_run(
+    name: str,
+    config: Config,
+    metric: str,
+    folder: Path,
+    known: dict[str, Any],
+    alone: Any,
+    stop: Callable[[], None],
+) -> tuple[Any, str | None]:
+    """Run a method in rounds; the run of training alone, and a warning.
+
+    Args:
+        name: of the method.
+        config: of its run.
+        metric: that decides.
+        folder: of the run.
+        known: what is known of the method; the bits are added.
+        alone: the run of training alone, None if it is this one.
+        stop: raises if the user asked to stop.
+    """
+    built = build(config)
+    summary, run = run_built(
+        config, built, folder, metric, local=alone, on_step=lambda step: stop()
+    )
+    clients = built.federated_data.clients
+    known["bits_per_client"] = bits_per_client(summary, clients)
+    tested = float(np.mean(known["by_split"][: len(summary["runs"])]))
+    far = distance_warning(summary, metric, name, tested, config.run.rounds)
+    return alone or run, far
 
 
 def bits_per_client(summary: dict[str, Any], clients: int) -> float:

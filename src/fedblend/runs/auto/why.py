@@ -185,7 +185,7 @@ def fitted_rows(built: Built) -> PooledRows:
     targets = np.concatenate([part.targets[at] for part, at in order])
     if task.kind == "regression":
         targets = (targets.astype(np.float64) - task.center) / task.scale
-    return PooledRows(inputs, targets, sum(part.counts for part in parts))
+    return PooledRows(inputs, targets, np.sum([part.counts for part in parts], axis=0))
 
 
 def _above_chance(gains: np.ndarray) -> float:
@@ -372,11 +372,11 @@ def _units(
         elsewhere = np.concatenate(
             [part for at, part in enumerate(parts) if others[at]]
         )
-        before, after = (
-            stats.ks_2samp(values, elsewhere).statistic
+        tests: list[Any] = [
+            stats.ks_2samp(values, elsewhere)
             for values in (parts[client], parts[client] / factor)
-        )
-        if before - after > NEARER:
+        ]
+        if tests[0].statistic - tests[1].statistic > NEARER:
             found.append((int(client), factor))
     return found
 

@@ -1,0 +1,85 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fb.auto``: the comparison of a table that is a file, a frame or a mapping."""
+
+import csv
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedblend.data.dataset import DataError
+from fedblend.errors import UserError
+from fedblend.runs.auto.candidates import Request
+from fedblend.runs.auto.comparison import AutoComparison, Screen
+from fedblend.runs.auto.folder import AutoResult
+
+SCALES = (None, "log", "linear")
+"""Of targets that are numbers."""
+
+
+def auto(
+    table: Any,
+    *,
+    client: str,
+    target: str,
+    minutes: float = 5.0,
+    out: str | Path | None = None,
+    kind: str | None = None,
+    inputs: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    scale: str | None = None,
+    quiet: bool = False,
+    screen: Screen | None = None,
+) -> AutoResult:
+    """Compare methods on a table, and say what to deploy, who gains, how sure that is.
+
+    Args:
+        table: the path of a .csv or .parquet file, a frame of pandas or polars, or a
+            mapping from names to columns.
+        client: column with the client of each row.
+        target: column to predict.
+        minutes: time budget in minutes.
+        out: folder of all results; a temporary one if None. An interrupted comparison
+            of the same table in this folder continues.
+        kind: "classes", "binary" or "regression"; by the target's values if None.
+        inputs: columns to predict from; all others if empty.
+        drop: columns to leave out, such as an identifier or a second outcome.
+        scale: "log" or "linear", of a target that is a number; by its values if None.
+        quiet: print nothing.
+        screen: callbacks instead of printing.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fedblend-") if out is None else out)
+    path = Path(table) if isinstance(table, str | Path) else _store(table, folder)
+    if screen is None:
+        screen = Screen() if quiet else Screen(print)
+    if scale not in SCALES:
+        raise UserError("scale", scale, '"log" or "linear"')
+    request = Request(path, client, target, kind, tuple(inputs), tuple(drop), scale)
+    AutoComparison(request, folder, minutes, screen).complete()
+    return AutoResult(folder)
+
+
+def _store(frame: Any, folder: Path) -> Path:
+    """A frame as a file, which configurations can name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "table.csv"
+    fresh = folder / "table.csv.part"
+    fresh.unlink(missing_ok=True)
+    if hasattr(frame, "to_csv"):
+        frame.to_csv(fresh, index=False)
+    elif hasattr(frame, "write_csv"):
+        frame.write_csv(fresh)
+    elif isinstance(frame, Mapping):
+        with fresh.open("x", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(frame)
+            writer.writerows(zip(*map(np.asarray, frame.values()), strict=True))
+    else:
+        raise DataError(
+            f"table: {type(frame).__name__} is no path, no frame of pandas or polars, "
+            "and no mapping from names to columns"
+        )
+    return fresh.replace(path)
