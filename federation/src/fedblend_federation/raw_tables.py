@@ -56,6 +56,7 @@ def schema_of(data: NodeRows) -> Schema | None:
                 one.other,
                 one.missing,
                 tuple(one.parts),
+                missing_values=tuple(one.missing_values),
             )
             for one in data.raw
         )
@@ -64,7 +65,7 @@ def schema_of(data: NodeRows) -> Schema | None:
 
 def raw_of(schema: Schema) -> list[dict[str, Any]]:
     """``data.raw`` of a configuration with this schema, defaults left out."""
-    shown = {"style", "categories", "other", "missing", "parts"}
+    shown = {"style", "categories", "other", "missing", "parts", "missing_values"}
     return [
         {"name": one.name, "encoding": one.encoding}
         | {

@@ -107,6 +107,10 @@ class Dataset(NamedTuple):
     value is missing, and become those of a model after rows are split."""
     log_shift: float | None = None
     """Targets are logarithms of the table's numbers plus this; None if as they came."""
+    time: np.ndarray | None = None
+    """When each row was, in any unit: a client's last rows are held out."""
+    groups: np.ndarray | None = None
+    """Which rows belong together, such as those of a patient: held out together."""
     sha256: str = ""
     """Of rows in a folder, which stay in its files and belong to its clients."""
 

@@ -241,6 +241,8 @@ def federate(
     names: Sequence[str] = (),
     seed: int = 0,
     split: int = 0,
+    time: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> FederatedData:
     """Federated data from flat arrays and each client's row numbers.
 
@@ -258,6 +260,11 @@ def federate(
         seed: of the shuffle of each client's rows.
         split: another number shuffles the rows of each client anew, and holds out as
             many, but others.
+        time: when each row was. A client's last rows are for testing, those before for
+            validation, the first ones to train on; another ``split`` ends earlier, by
+            the number of its test rows.
+        groups: which rows belong together, such as the patient of each row: all of them
+            train, or validate, or test.
     """
     if any(isinstance(leaf, EncodedColumns) for leaf in jax.tree.leaves(rows)):
         raise DataError(
@@ -278,7 +285,14 @@ def federate(
         raise UserError("federate: names", names, allowed)
     pieces = [
         hold_out_rows(
-            index, client, validation=validation, test=test, seed=seed, split=split
+            index,
+            client,
+            validation=validation,
+            test=test,
+            seed=seed,
+            split=split,
+            time=time,
+            groups=groups,
         )
         for client, index in enumerate(parts)
     ]
@@ -307,16 +321,78 @@ def hold_out_rows(
     test: float,
     seed: int,
     split: int = 0,
+    time: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A client's rows to train on, to validate and to test, shuffled."""
+    """A client's rows to train on, to validate and to test, shuffled.
+
+    By time, each part begins with its latest rows.
+    """
     drawn = (seed, client, split) if split else (seed, client)
-    order = np.random.default_rng(drawn).permutation(np.asarray(index))
+    draw = np.random.default_rng(drawn)
+    order = draw.permutation(np.asarray(index))
     to_test, to_validate = (
         int(rows_held_out(len(order), part)) for part in (test, validation)
     )
-    first = to_test
-    second = first + max(min(to_validate, len(order) - to_test - 1), 0)
+    to_validate = max(min(to_validate, len(order) - to_test - 1), 0)
+    if groups is not None:
+        return _hold_out_groups(order, groups[order], to_validate, to_test, draw)
+    if time is not None:
+        order = order[np.argsort(-time[order], kind="stable")]
+        spare = len(order) - to_test - to_validate - 1
+        order = order[max(min(split * to_test, spare), 0) :]
+    first, second = to_test, to_test + to_validate
     return order[second:], order[first:second], order[:first]
+
+
+def _hold_out_groups(
+    order: np.ndarray,
+    groups: np.ndarray,
+    to_validate: int,
+    to_test: int,
+    draw: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whole groups to train on, to validate and to test.
+
+    What is left of the group that completes a part is in no part. One group at least
+    trains.
+    """
+    which = np.unique(groups, return_inverse=True)[1]
+    place = draw.permutation(which.max(initial=0) + 1)[which]
+    by_group = np.argsort(place, kind="stable")
+    order, place = order[by_group], place[by_group]
+    last = int(np.searchsorted(place, place[-1:])[0]) if len(place) else 0
+
+    def part(start: int, count: int) -> tuple[int, int]:
+        """Where so many rows end, and where the group of the last one does."""
+        stop = min(start + count, last)
+        after = np.searchsorted(place, place[stop - 1], "right") if stop > start else 0
+        return stop, max(int(after), start)
+
+    tested, first = part(0, to_test)
+    validated, second = part(first, to_validate)
+    return order[second:], order[first:validated], order[:tested]
+
+
+def equalize(federations: Sequence[FederatedData]) -> list[FederatedData]:
+    """The same clients in each split with as many rows in every part: the first ones.
+
+    Splits by time or by groups differ in their numbers of rows.
+    """
+    least = {
+        name: np.min([one.splits[name].counts for one in federations], axis=0)
+        for name in federations[0].splits
+    }
+    return [
+        dataclasses.replace(
+            one,
+            **{
+                name: dataclasses.replace(split, counts=least[name])
+                for name, split in one.splits.items()
+            },
+        )
+        for one in federations
+    ]
 
 
 def rows_held_out(counts: np.ndarray | int, fraction: float) -> np.ndarray:

@@ -140,6 +140,8 @@ def divide(
         validation=validation,
         seed=seed,
         split=split,
+        time=dataset.time,
+        groups=dataset.groups,
         **tested,
     )
 

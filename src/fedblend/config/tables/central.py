@@ -115,8 +115,9 @@ def set_aside(
         raise DataError(
             f"central: the server would have {mine.sum()} of {len(mine)} rows"
         )
-    keys = None if dataset.keys is None else np.asarray(dataset.keys)[~mine]
-    clients = dataset._replace(rows=(inputs[~mine], targets[~mine]), keys=keys)
+    by_row = {"keys": dataset.keys, "time": dataset.time, "groups": dataset.groups}
+    theirs = {key: None if of is None else of[~mine] for key, of in by_row.items()}
+    clients = dataset._replace(rows=(inputs[~mine], targets[~mine]), **theirs)
     return clients, _hold_out(table, (inputs[mine], targets[mine]), seed)
 
 

@@ -40,6 +40,7 @@ from fedblend.data import datasets, partition
 from fedblend.data.dataset import DATASETS, DataError, Dataset, DatasetInfo, Size
 from fedblend.data.federated import (
     FederatedData,
+    equalize,
     fit_preprocessing,
 )
 from fedblend.data.partition import Partition, divide
@@ -57,6 +58,7 @@ OF_OTHERS = ("classes", "per_client")
 """Options of partitions that are not chosen: these need their name."""
 _OWN: dict[str, str | None] = dict.fromkeys(("target", "client", "inputs", "drop"))
 _OWN |= {"kind": None, "log_shift": None, "preprocess": "auto"}
+_OWN |= dict.fromkeys(("missing_values", "time", "group"))
 """Keys of a file of one's own, and what they are without one."""
 Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]
 """As of ``fedblend.data.read``."""
@@ -74,6 +76,7 @@ class RawColumn(Table):
     other: bool = False
     missing: bool = False
     parts: list[Literal["year", "week", "day"]] = Field(default_factory=list)
+    missing_values: list[float] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _goes_together(self) -> "RawColumn":
@@ -124,6 +127,9 @@ class Data(Table):
     kind: Literal["classes", "binary", "regression"] | None = None
     log_shift: NotNegative | None = None
     preprocess: Preprocess = "auto"
+    missing_values: dict[Word, list[float]] | None = None
+    time: Word | None = None
+    group: Word | None = None
     validation: Fraction = 0.0
     test: Fraction | Literal["official"] = 0.2
     unseen: Fraction = 0.0
@@ -210,6 +216,9 @@ class NodeRows(Data):
             (not real and self.log_shift is not None, "log_shift", only),
             (isinstance(self.test, str), "test", held),
             (self.unseen, "unseen", held),
+            (self.time, "time", held),
+            (self.group, "group", held),
+            (self.missing_values, "missing_values", "goes into raw, by column"),
         )
         return self
 
@@ -301,6 +310,9 @@ def load_dataset(data: Data) -> Dataset:
         kind=data.kind,
         log_shift=data.log_shift,
         preprocess=data.preprocess,
+        missing_values=data.missing_values,
+        time=data.time,
+        group=data.group,
     )
 
 
@@ -320,7 +332,9 @@ def splits_of(data: Data, seed: int | list[int]) -> list[int]:
         return [data.split_seed]
     if isinstance(data, InFolder):  # whose rows are shuffled for good
         return [0]
-    return [seed] if isinstance(seed, int) else seed
+    seeds = [seed] if isinstance(seed, int) else seed
+    # By time, the first seed tests the last rows, and each further one those before.
+    return [*range(len(seeds))] if data.time is not None else seeds
 
 
 def hold_out(
@@ -328,6 +342,8 @@ def hold_out(
 ) -> tuple[Sequence[FederatedData], Sequence[FederatedData]]:
     """The clients in each split, and in each those that take no part in training."""
     every = [_split(data, dataset, parts, split) for split in splits]
+    if data.time is not None or data.group is not None:
+        every = equalize(every)
     unseen: Sequence[FederatedData] = ()
     if data.unseen:
         pairs = [split_clients(one, data.unseen, data.seed) for one in every]

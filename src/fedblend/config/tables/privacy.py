@@ -46,11 +46,11 @@ SCOPE = (
 """What else a run folder has is computed from the clients' rows without noise."""
 EXAMINED = {
     # What a table says of itself is public: its columns, labels and how numbers are
-    # written, who the clients are. Rows are held out client by client, and logarithms
-    # are those of single rows.
+    # written, who the clients are. Rows are held out client by client, by time and
+    # groups of the client's own, and logarithms are those of single rows.
     "data": (
         "source options file target client inputs drop kind preprocess validation test "
-        "unseen seed split_seed partition clients labels classes shape columns raw "
+        "missing_values time group unseen seed split_seed partition clients labels classes shape columns raw "
         "center scale log_shift concentration minimum per_client"
     ),
     # Numbers and words of the configuration: no model sees a row before training.

@@ -48,6 +48,8 @@ class Column(NamedTuple):
     """What was found in it, in words."""
     why: str = ""
     """Why it is encoded so, where that is not plain."""
+    missing_values: tuple[float, ...] = ()
+    """Numbers that mean a missing value."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -239,4 +241,4 @@ def encode(column: Column, raw: np.ndarray) -> np.ndarray:
                 f"column {column.name!r}: {present[0]!r:.40} is not {what}, and no "
                 "other value is"
             )
-    return numbers
+    return np.where(np.isin(numbers, column.missing_values), np.nan, numbers)

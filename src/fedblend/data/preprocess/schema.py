@@ -116,7 +116,7 @@ class Schema(NamedTuple):
         """
         try:
             columns = [
-                Column(**{name: one[name] for name in Column._fields})
+                Column(**{name: one[name] for name in Column._fields if name in one})
                 for one in records
             ]
             return cls(tuple(_check_column(one) for one in columns))
@@ -134,10 +134,13 @@ def _check_column(column: Column) -> Column:
         and column.encoding in get_args(Encoding)
         and {*column.parts} <= {*PERIODS}
         and {type(column.other), type(column.missing)} == {bool}
+        and all(isinstance(one, int | float) for one in column.missing_values)
     ):
         raise ValueError(f"column {column.name!r:.40} is none of a schema")
     return column._replace(
-        categories=tuple(column.categories), parts=tuple(column.parts)
+        categories=tuple(column.categories),
+        parts=tuple(column.parts),
+        missing_values=tuple(column.missing_values),
     )
 
 
@@ -146,6 +149,7 @@ def schema_of(
     choices: Mapping[str, Choice] | None = None,
     *,
     confirmed: bool = False,
+    missing_values: Mapping[str, Sequence[float]] | None = None,
 ) -> Schema:
     """What the columns of a raw table are, and what to make of them.
 
@@ -153,28 +157,50 @@ def schema_of(
         columns: all columns that may become inputs.
         choices: what to make of some of them; the others are decided here.
         confirmed: that all columns are meant to be inputs, ids too.
+        missing_values: of some columns, the numbers that mean a missing value.
 
     Raises:
         DataError: a choice does not fit, or no column is left.
     """
-    choices = choices or {}
-    for name in choices:
-        if name not in columns:
-            raise DataError(
-                f"preprocess: there is no column {name!r}; {hint(name, columns)}"
-            )
-    made = Schema(
-        tuple(
-            _choose(name, np.asarray(raw), choices[name])
+    choices, missing_values = choices or {}, missing_values or {}
+    named = {"preprocess": choices, "missing_values": missing_values}
+    for key, of in named.items():
+        for name in of:
+            if name not in columns:
+                raise DataError(
+                    f"{key}: there is no column {name!r}; {hint(name, columns)}"
+                )
+    decided = []
+    for name, stored in columns.items():
+        raw, absent = np.asarray(stored), tuple(missing_values.get(name, ()))
+        if absent:
+            raw = _without(name, raw, absent)
+        one = (
+            _choose(name, raw, choices[name])
             if name in choices
-            else _decide(name, np.asarray(raw), confirmed)
-            for name, raw in columns.items()
+            else _decide(name, raw, confirmed)
         )
-    )
+        if absent:
+            said = ", ".join(f"{number:g}" for number in absent) + " read as missing"
+            why = "; ".join(filter(None, (said, one.why)))
+            one = one._replace(missing_values=absent, why=why)
+        decided.append(one)
+    made = Schema(tuple(decided))
     if not made.kept:
         reasons = "; ".join(f"{one.name!r} {one.why}" for one in made.columns[:3])
         raise DataError(f"preprocess: no column is left to train on: {reasons}")
     return made
+
+
+def _without(name: str, raw: np.ndarray, numbers: tuple[float, ...]) -> np.ndarray:
+    """A column without these numbers, which mean a missing value."""
+    seen = identify(raw)
+    if seen.kind not in ("number", "boolean"):
+        raise DataError(
+            f"missing_values.{name}: needs numbers, and there is {_kind_in_words(seen)}"
+        )
+    empty = None if raw.dtype.kind == "O" else np.nan
+    return np.where(np.isin(seen.numbers, numbers), empty, raw)
 
 
 def _decide(name: str, raw: np.ndarray, confirmed: bool) -> Column:

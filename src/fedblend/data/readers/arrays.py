@@ -24,6 +24,9 @@ class Raw(NamedTuple):
     notes: tuple[str, ...] = ()
     schema: Schema | None = None
     """Of a raw table; the inputs are its columns as encoded by it."""
+    time: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    """As of a ``Dataset``."""
 
 
 @contextmanager

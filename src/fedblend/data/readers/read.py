@@ -28,6 +28,7 @@ from fedblend.data.dataset import (
     check_kind,
     check_rows,
 )
+from fedblend.data.preprocess.columns import identify
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.preprocess.schema import Choice, Schema, schema_of
 from fedblend.data.readers.arrays import Raw, read_npz
@@ -35,6 +36,7 @@ from fedblend.data.readers.tables import (
     FILES,
     RawTable,
     check_names,
+    column_of,
     complete_numbers,
     drop_columns,
     read_table,
@@ -57,6 +59,9 @@ def read(
     kind: Kind | None = None,
     log_shift: float | None = None,
     preprocess: Preprocess = "auto",
+    missing_values: Mapping[str, Sequence[float]] | None = None,
+    time: str | None = None,
+    group: str | None = None,
 ) -> Dataset:
     """Read a dataset of your own, and check it.
 
@@ -80,8 +85,16 @@ def read(
             "none": numbers are used as they are, and a table with anything else is
             refused. Or what to make of some columns, such as ``{"age": "standardize",
             "grade": ["low", "high"]}``.
+        missing_values: of columns of a table, numbers that mean a missing value, such
+            as ``{"weight": [0, 999]}``.
+        time: the column of numbers or dates that says when a row of a table was; each
+            client's last rows are then held out.
+        group: the column that says which rows of a table belong together, such as those
+            of a patient; they are then held out together. It is no input.
     """
     check_kind(kind)
+    if time is not None and group is not None:
+        raise DataError("time and group: choose one; rows are held out by one of them")
     if not isinstance(preprocess, Mapping) and preprocess not in _WHEN:
         raise DataError(
             f"preprocess: {preprocess!r} is not one of {', '.join(_WHEN)}, or a table "
@@ -90,8 +103,10 @@ def read(
     table = _table(source)
     if table is None:
         path = Path(source)
-        if drop:
-            raise DataError(f"{path}: drop: needs a table; arrays have no columns")
+        needing = {"drop": drop, "missing_values": missing_values}
+        for key, given in {**needing, "time": time, "group": group}.items():
+            if given:
+                raise DataError(f"{path}: {key}: needs a table; arrays have no columns")
         raw = _read_arrays(path, target, client, inputs)
         if preprocess in ("auto", "none"):
             dataset = make_dataset(raw, kind, str(path), path.stem, log_shift)
@@ -100,14 +115,28 @@ def read(
             target, client, inputs = raw.targets, raw.keys, None
     if table is not None:
         chosen = [inputs] if isinstance(inputs, str) else inputs
+        parts = _split_columns(table, {"time": time, "group": group}, (target, client))
+        drop = [*dict.fromkeys([*drop, *([group] if group else [])])]
         table = drop_columns(table, drop, (target, client), chosen or ())
-        raw = _raw(table, target, client, chosen, preprocess)
+        raw = _raw(table, target, client, chosen, preprocess, missing_values, parts)
         dataset = make_dataset(raw, kind, table.where, table.name, log_shift)
     check(dataset)
     return dataset
 
 
 _WHEN = ("auto", "always", "none")
+
+
+def _split_columns(
+    table: RawTable, named: Mapping[str, str | None], known: Sequence[Any]
+) -> dict[str, np.ndarray]:
+    """The columns that say how to split rows, which may well be no inputs."""
+    found = {use: one for use, one in named.items() if one is not None}
+    check_names([*found.values()], [*table.columns], "column", table.where)
+    for use, one in found.items():
+        if one in known:
+            raise DataError(f"{table.where}: {use}: {one!r} is the target or client")
+    return {use: table.columns[one] for use, one in found.items()}
 
 
 def read_new_rows(
@@ -237,6 +266,8 @@ def _raw(
     client: Any,
     inputs: Sequence[str] | None,
     preprocess: Preprocess | Preprocessing | Schema | None,
+    missing_values: Mapping[str, Sequence[float]] | None = None,
+    parts: Mapping[str, Any] | None = None,
 ) -> Raw:
     """The rows of a table that have a target and a client, with encoded inputs."""
     names = list(table.columns)
@@ -257,41 +288,67 @@ def _raw(
             )
     check_names([*known, *inputs], names, "column", table.where)
     if isinstance(target, str) and target in (client, *inputs):
-        where = "client" if target == client else "inputs"
-        raise DataError(f"{table.where}: {where}: {target!r} is the target")
+        if target == client:
+            raise DataError(
+                f"{table.where}: client: {target!r} is the target, too; name the "
+                "column that says whose row it is, and another one to predict"
+            )
+        raise DataError(f"{table.where}: inputs: {target!r} is the target")
     if not inputs:
         raise DataError(
             f"{table.where}: inputs: need at least one column, other than the target"
         )
     strict = preprocess in ("none", None)
-    found, kept, left_out = label_rows(table, target, client, strict=strict)
+    named = {"target": target, "client": client, **(parts or {})}
+    found, kept, left_out = label_rows(table, named, strict=strict)
     columns = {name: table.columns[name][kept] for name in inputs}
     some = table._replace(columns=columns)
     raw = Raw(
         np.empty(0),
-        found[0],
-        found[1] if len(found) > 1 else None,
+        found["target"],
+        found.get("client"),
         tuple(inputs),
         (*notes, *left_out),
+        time=_moments(found["time"], table.where) if "time" in found else None,
+        groups=found.get("group"),
     )
     if isinstance(preprocess, Preprocessing):
         return raw._replace(inputs=_transform(preprocess, some))
     if isinstance(preprocess, Schema):
         return raw._replace(inputs=preprocess.encode(some.columns))
-    return _encode(raw, some, preprocess, confirmed)
+    return _encode(raw, some, preprocess, confirmed, missing_values)
+
+
+def _moments(labels: np.ndarray, where: str) -> np.ndarray:
+    """The column that says when rows were, as numbers."""
+    seen = identify(column_of(labels))
+    if seen.kind not in ("number", "boolean", "date") or np.isnan(seen.numbers).any():
+        odd = labels[np.isnan(seen.numbers)] if seen.kind != "text" else labels
+        raise DataError(f"{where}: time: {odd[0]!s:.40} is no number and no date")
+    return seen.numbers
 
 
 def _encode(
-    raw: Raw, table: RawTable, preprocess: Preprocess | None, confirmed: bool
+    raw: Raw,
+    table: RawTable,
+    preprocess: Preprocess | None,
+    confirmed: bool,
+    missing_values: Mapping[str, Sequence[float]] | None,
 ) -> Raw:
     """The inputs as numbers, or as a schema of the table encodes them."""
     array = table.array and complete_numbers(table.columns)
     if preprocess in ("none", None) or (preprocess == "auto" and array):
+        if missing_values:
+            raise DataError(
+                f"{table.where}: missing_values: goes with a table that is preprocessed"
+            )
         return raw._replace(inputs=stack_numbers(table.columns, table.where))
     if not table.rows:
         raise DataError(f"{table.where}: there are no rows")
     choices = preprocess if isinstance(preprocess, Mapping) else None
-    schema = schema_of(table.columns, choices, confirmed=confirmed)
+    schema = schema_of(
+        table.columns, choices, confirmed=confirmed, missing_values=missing_values
+    )
     return raw._replace(
         inputs=schema.encode(table.columns), columns=schema.names, schema=schema
     )

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The targets and client keys of rows: columns as stored, classes, real numbers."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,25 +61,23 @@ def _texts(texts: list[str]) -> np.ndarray:
 
 
 def label_rows(
-    table: RawTable, target: Any, client: Any, *, strict: bool
-) -> tuple[list[np.ndarray], np.ndarray, list[str]]:
-    """Target and client of every row that has them; which rows; and notes.
+    table: RawTable, labels_by_use: Mapping[str, Any], *, strict: bool
+) -> tuple[dict[str, np.ndarray], np.ndarray, list[str]]:
+    """Target, client and the like of every row that has them; which rows; and notes.
 
     Args:
         table: the rows.
-        target: the name of its column, or the targets themselves.
-        client: likewise; None where no client is named.
+        labels_by_use: of "target", "client", "time", "group": the name of a column,
+            the labels themselves, or None.
         strict: refuse a row without them, instead of leaving it out.
     """
-    columns = {
-        one if isinstance(one, str) else name: table.columns[one]
-        if isinstance(one, str)
-        else column_of(one)
-        for name, one in (("target", target), ("client", client))
-        if one is not None
-    }
-    kept, notes, found = np.ones(table.rows, bool), [], []
-    for name, raw in columns.items():
+    kept, notes, found, names = np.ones(table.rows, bool), [], {}, []
+    for use, one in labels_by_use.items():
+        if one is None:
+            continue
+        name = one if isinstance(one, str) else use
+        raw = table.columns[one] if isinstance(one, str) else column_of(one)
+        names.append(name)
         if len(raw) != table.rows:
             raise DataError(
                 f"{table.where}: {table.rows} rows, but {len(raw)} values of {name!r}"
@@ -97,10 +96,10 @@ def label_rows(
             )
             labels = _whole(labels, present)
         kept &= present
-        found.append(labels)
+        found[use] = labels
     if table.rows and not kept.any():
-        raise DataError(f"{table.where}: no row has {' and '.join(map(repr, columns))}")
-    return [labels[kept] for labels in found], kept, notes
+        raise DataError(f"{table.where}: no row has {' and '.join(map(repr, names))}")
+    return {use: labels[kept] for use, labels in found.items()}, kept, notes
 
 
 def _whole(labels: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -143,6 +142,8 @@ def make_dataset(
         "columns": raw.columns,
         "notes": notes,
         "schema": raw.schema,
+        "time": raw.time,
+        "groups": raw.groups,
     }
     if kind == "regression" or (kind is None and real):
         if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
