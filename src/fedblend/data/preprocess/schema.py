@@ -199,7 +199,7 @@ def _without(name: str, raw: np.ndarray, numbers: tuple[float, ...]) -> np.ndarr
         raise DataError(
             f"missing_values.{name}: needs numbers, and there is {_kind_in_words(seen)}"
         )
-    empty = None if raw.dtype.kind == "O" else np.nan
+    empty: Any = None if raw.dtype.kind == "O" else np.nan
     return np.where(np.isin(seen.numbers, numbers), empty, raw)
 
 
