@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.scipy.special import xlogy
 
 from fedblend import trees
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
@@ -154,6 +155,17 @@ def squared_error(apply: Apply) -> Loss:
     def losses(outputs, targets):
         gap = outputs.reshape(targets.shape) - targets
         return 0.5 * jnp.square(gap).reshape(gap.shape[0], -1).sum(axis=1)
+
+    return _apply_losses(apply, losses)
+
+
+@gate(apply=FUNCTION)
+def poisson(apply: Apply) -> Loss:
+    """Half the Poisson deviance of counts; the score is the logarithm of their mean."""
+
+    def losses(scores, targets):
+        scores, wanted = scores.reshape(targets.shape), targets.astype(scores.dtype)
+        return jnp.exp(scores) - wanted * scores + xlogy(wanted, wanted) - wanted
 
     return _apply_losses(apply, losses)
 

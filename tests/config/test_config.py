@@ -56,7 +56,7 @@ CASES = {
     "data.target=y": "data.target: goes with file, not with source",
     "measure.metrics=['acc']": 'measure.metrics.0: "acc" is not loss, accuracy, '
     "balanced_accuracy, auc, average_precision, log_loss, brier, calibration_error, "
-    "calibration_gap, mse, rmse, mae, r2 or recall@K",
+    "calibration_gap, mse, rmse, mae, r2, deviance or recall@K",
     "measure.local_rate=fast": 'measure.local_rate: "fast" is not a number or one of '
     "'tune', 'same'",
     "measure.splits=[]": "measure.splits: [] is not of length 1 or more",

@@ -33,7 +33,7 @@ from fedblend.config.tables.model import (
 )
 from fedblend.config.theory_rates import Rates, asks_for_constants, rates
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
-from fedblend.data.dataset import Task
+from fedblend.data.dataset import NUMBERS, Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.errors import ConfigError
 from fedblend.metrics import main_first
@@ -125,7 +125,7 @@ class Contract:
     @cached_property
     def row(self) -> PyTree:
         """Shapes and dtypes of one row."""
-        target = jnp.float32 if self.task.kind == "regression" else jnp.int32
+        target = jnp.float32 if self.task.kind in NUMBERS else jnp.int32
         return (
             jax.ShapeDtypeStruct(self.task.shape, jnp.float32),
             jax.ShapeDtypeStruct((), target),

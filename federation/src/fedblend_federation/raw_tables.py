@@ -15,7 +15,7 @@ import numpy as np
 
 from fedblend.config import toml
 from fedblend.config.tables.data import NodeRows
-from fedblend.data.dataset import DataError, Dataset, task_of
+from fedblend.data.dataset import NUMBERS, DataError, Dataset, task_of
 from fedblend.data.federated import Shards
 from fedblend.data.preprocess.columns import Column, Kind
 from fedblend.data.preprocess.preprocessing import (
@@ -91,7 +91,7 @@ def data_of_nodes(dataset: Dataset, clients: int) -> str:
     lines = ["[data]", 'partition = "nodes"', f"clients = {clients}"]
     lines.append(f"kind = {toml.literal(dataset.kind)}")
     task = task_of(dataset)
-    if task.kind == "regression":
+    if task.kind in NUMBERS:
         lines += [f"center = {task.center!r}", f"scale = {task.scale!r}"]
     if task.log_shift is not None:
         lines.append(f"log_shift = {task.log_shift!r}")

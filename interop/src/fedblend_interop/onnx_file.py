@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.data.dataset import Task
+from fedblend.data.dataset import NUMBERS, Task
 from fedblend.data.preprocess.columns import PERIODS, Column
 from fedblend.data.preprocess.preprocessing import FARTHEST, Fitted, Preprocessing
 from fedblend.data.preprocess.schema import Schema
@@ -98,10 +98,10 @@ def _results(
     """Name the outputs of the file, and declare them."""
     graph.add("Identity", outputs, outputs=["outputs"])
     found = [graph.value_info("outputs", np.float32, shape)]
-    if task.kind == "regression":
-        if task.log_shift is not None:
+    if task.kind in NUMBERS:
+        if task.exp_shift is not None:
             outputs = graph.add("Exp", outputs)
-            outputs = graph.add("Sub", outputs, np.array(task.log_shift, np.float32))
+            outputs = graph.add("Sub", outputs, np.array(task.exp_shift, np.float32))
         graph.add("Identity", outputs, outputs=["prediction"])
         return [graph.value_info("prediction", np.float32, shape), *found]
     if task.kind == "tags":

@@ -19,6 +19,7 @@ import bz2
 import gzip
 import inspect
 import lzma
+import math
 import tarfile
 import zipfile
 import zlib
@@ -47,11 +48,13 @@ if TYPE_CHECKING:
 
 Loader = TypeVar("Loader", bound="Callable[..., Dataset]")
 
-Kind = Literal["classes", "binary", "regression", "sequence", "tags"]
-"""What the targets are: class numbers; 0 or 1; real numbers; the next class at each
-place of a sequence of classes (negative where it does not count); or ones and zeros
-over
-labels, of which a row may have several."""
+Kind = Literal["classes", "binary", "regression", "counts", "sequence", "tags"]
+"""What the targets are: class numbers; 0 or 1; real numbers; whole numbers from 0 on,
+of which models predict the logarithm of the mean; the next class at each place of a
+sequence of classes (negative where it does not count); or ones and zeros over labels,
+of which a row may have several."""
+NUMBERS = ("regression", "counts")
+"""Kinds of targets whose predictions are numbers."""
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Inputs and targets, one entry of each for every row."""
@@ -128,7 +131,8 @@ class Task(NamedTuple):
     columns: tuple[str, ...] = ()
     """The names of the inputs, where they are columns of a table."""
     center: float = 0.0
-    """What is added to the outputs of a regression, in the unit of the targets."""
+    """What is added to outputs for numbers: in the unit of the targets of a regression,
+    about the logarithm of the mean of counts."""
     scale: float = 1.0
     """What they are multiplied with before; the training loss is in this unit."""
     log_shift: float | None = None
@@ -137,12 +141,28 @@ class Task(NamedTuple):
     ranks: int = 0
     """How many of the last inputs are ranks of numbers, in bins between quantiles."""
 
+    @property
+    def loss_unit(self) -> float:
+        """What the training loss is divided by."""
+        return math.exp(self.center) if self.kind == "counts" else self.scale**2
+
+    @property
+    def exp_shift(self) -> float | None:
+        """Predictions are exp(outputs) less this; None where they are the outputs."""
+        return 0.0 if self.kind == "counts" else self.log_shift
+
+    def change_unit(self, targets: np.ndarray) -> np.ndarray:
+        """Targets that are numbers in the unit of models, before ``center``."""
+        if self.kind == "counts":
+            return targets / math.exp(self.center)
+        return (targets - self.center) / self.scale
+
     def restore_unit(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs for numbers as predictions in the unit of the user's table."""
-        if self.log_shift is None:
+        if self.exp_shift is None:
             return outputs
         with np.errstate(over="ignore"):
-            return np.exp(outputs) - outputs.dtype.type(self.log_shift)
+            return np.exp(outputs) - outputs.dtype.type(self.exp_shift)
 
 
 def task_of(dataset: Dataset) -> Task:
@@ -153,6 +173,9 @@ def task_of(dataset: Dataset) -> Task:
         shape, unit["ranks"] = (dataset.schema.width,), len(dataset.schema.ranked)
         one_number = dataset.kind == "regression" and dataset.outputs == 1
         unit |= _unit(dataset.rows[1]) if one_number else {}
+    if dataset.kind == "counts":
+        mean = float(dataset.rows[1].astype(np.float64).mean())
+        unit["center"] = round(4 * math.log(mean)) / 4
     names = dataset.label_names, dataset.columns
     return Task(dataset.kind, dataset.outputs, shape, *names)._replace(**unit)
 
@@ -313,7 +336,7 @@ def check(dataset: Dataset) -> None:
     check_kind(dataset.kind)
     name, targets = dataset.name or "dataset", dataset.rows[1]
     check_rows(dataset, dataset.rows, dataset.keys, name)
-    if dataset.kind != "regression" and len(np.unique(targets)) < 2:
+    if dataset.kind not in NUMBERS and len(np.unique(targets)) < 2:
         raise DataError(
             f"{name}: all {len(targets)} targets are {targets.flat[0]}; at least 2 "
             "classes are needed"
@@ -343,7 +366,7 @@ def check_rows(
     elif dataset.kind == "tags":
         wanted = (len(inputs), dataset.outputs)
         _check_numbers(dataset, "target", targets, wanted, where)
-    elif dataset.kind != "regression":
+    elif dataset.kind not in NUMBERS:
         _check_numbers(dataset, "target", targets, (len(inputs),), where)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import Dataset
+from fedblend.data.dataset import NUMBERS, Dataset
 from fedblend.data.preprocess.preprocessing import describe as describe_columns
 from fedblend.data.preprocess.schema import Schema, schema_of
 from fedblend.data.readers.read import read
@@ -76,9 +76,10 @@ def _clients(dataset: Dataset) -> list[str]:
 
 def _targets(dataset: Dataset) -> list[str]:
     targets = dataset.rows[1]
-    if dataset.kind == "regression":
+    if dataset.kind in NUMBERS:
         low, high = targets.min(), targets.max()
-        return [f"the target is a number, {low:.4g} to {high:.4g}"]
+        what = "count" if dataset.kind == "counts" else "number"
+        return [f"the target is a {what}, {low:.4g} to {high:.4g}"]
     counts = np.bincount(targets, minlength=len(dataset.label_names))
     order = np.argsort(-counts, kind="stable")[:SHOWN]
     shown = [

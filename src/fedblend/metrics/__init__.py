@@ -38,6 +38,7 @@ from fedblend.metrics.rows import mean_absolute_error as mean_absolute_error
 from fedblend.metrics.rows import mean_loss as mean_loss
 from fedblend.metrics.rows import mean_squared_error as mean_squared_error
 from fedblend.metrics.rows import next_token_accuracy as next_token_accuracy
+from fedblend.metrics.rows import poisson_deviance as poisson_deviance
 from fedblend.metrics.rows import r2_score as r2_score
 from fedblend.metrics.rows import recall_at as recall_at
 from fedblend.metrics.rows import (

@@ -39,7 +39,7 @@ METRICS: Mapping[str, MetricEntry] = MappingProxyType(
     {
         "loss": MetricEntry(
             rows.mean_loss,
-            ("classes", "binary", "regression", "sequence", "tags"),
+            ("classes", "binary", "regression", "counts", "sequence", "tags"),
         ),
         "accuracy": MetricEntry(rows.accuracy, (*_LABELS, "sequence")),
         "balanced_accuracy": MetricEntry(rows.balanced_accuracy, _LABELS),
@@ -53,6 +53,7 @@ METRICS: Mapping[str, MetricEntry] = MappingProxyType(
         "rmse": MetricEntry(rows.root_mean_squared_error, ("regression",)),
         "mae": MetricEntry(rows.mean_absolute_error, ("regression",)),
         "r2": MetricEntry(rows.r2_score, ("regression",)),
+        "deviance": MetricEntry(rows.poisson_deviance, ("counts",)),
         "recall": MetricEntry(partial(rows.recall_at, k=1), ("classes", "tags")),
     }
 )
@@ -62,6 +63,7 @@ STANDARD: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "classes": ("loss", "accuracy"),
         "binary": ("loss", "accuracy", "auc", "brier"),
         "regression": ("loss", "mse", "mae", "r2"),
+        "counts": ("loss", "deviance"),
         "sequence": ("loss", "accuracy"),
         "tags": ("loss", "recall@5"),
     }

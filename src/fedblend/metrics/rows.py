@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from fedblend.checks import COUNT, FUNCTION, gate
 from fedblend.core import Loss
+from fedblend.losses import poisson
 from fedblend.metrics.metric import (
     Metric,
     RowByRow,
@@ -247,6 +248,12 @@ def _chances(scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Arra
 def mean_squared_error(outputs, targets):
     """The squared error, averaged over rows and outputs."""
     return _average(jnp.square(_gaps(outputs, targets)))
+
+
+@_builder(mean_of_rows, mean_error)
+def poisson_deviance(scores, targets):
+    """The mean Poisson deviance; a score is the logarithm of the expected count."""
+    return 2 * poisson(lambda _, outputs: outputs)((), (scores, targets))
 
 
 @_builder(mean_of_rows, mean_error)

@@ -22,6 +22,7 @@ METRICS = {
     "auc": "AUC",
     "average_precision": "average precision",
     "balanced_accuracy": "balanced accuracy",
+    "deviance": "Poisson deviance",
     "mse": "mean squared error",
     "mae": "mean absolute error",
     "rmse": "root mean squared error",

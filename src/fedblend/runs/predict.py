@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import DataError
+from fedblend.data.dataset import NUMBERS, DataError
 from fedblend.data.readers.read import read_inputs
 from fedblend.data.readers.tables import FILES, RawTable, read_table
 from fedblend.data.readers.targets import labels_of
@@ -144,7 +144,7 @@ def predictions_of(of: Portable, outputs: np.ndarray) -> TablePredictions:
     from scipy.special import expit, softmax
 
     task = of.task
-    if task.kind == "regression":
+    if task.kind in NUMBERS:
         flat = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
         return TablePredictions(task.restore_unit(flat), outputs, None, ())
     scores = outputs.astype(np.float64)

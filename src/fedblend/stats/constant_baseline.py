@@ -44,7 +44,7 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
         loss: its name.
         federated_data: training rows with inputs and targets.
     """
-    from scipy.special import entr  # -p log p
+    from scipy.special import entr, xlogy  # -p log p, x log y
 
     train = federated_data.train
     each = [train.rows(client)[1] for client in range(federated_data.clients)]
@@ -53,6 +53,10 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
     if loss == "squared_error":
         values = targets.reshape(len(targets), -1).astype(np.float64)
         return float(0.5 * (weights @ (values - weights @ values) ** 2).sum())
+    if loss == "poisson":
+        return float(
+            weights @ xlogy(targets, targets) - xlogy(*2 * [weights @ targets])
+        )
     if loss == "multilabel":
         often = np.minimum(weights @ (targets > 0), 1)
         return float((entr(often) + entr(1 - often)).mean())

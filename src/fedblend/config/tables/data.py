@@ -37,7 +37,14 @@ from fedblend.config.table import (
     table_of,
 )
 from fedblend.data import datasets, partition
-from fedblend.data.dataset import DATASETS, DataError, Dataset, DatasetInfo, Size
+from fedblend.data.dataset import (
+    DATASETS,
+    NUMBERS,
+    DataError,
+    Dataset,
+    DatasetInfo,
+    Size,
+)
 from fedblend.data.federated import (
     FederatedData,
     equalize,
@@ -124,7 +131,7 @@ class Data(Table):
     client: Word | None = None
     inputs: Word | list[Word] | None = None
     drop: list[Word] | None = None
-    kind: Literal["classes", "binary", "regression"] | None = None
+    kind: Literal["classes", "binary", "regression", "counts"] | None = None
     log_shift: NotNegative | None = None
     preprocess: Preprocess = "auto"
     missing_values: dict[Word, list[float]] | None = None
@@ -174,7 +181,8 @@ class NodeRows(Data):
     """Rows that lie on the nodes of a federation; what they are like is stated here.
 
     ``raw`` has the columns of raw tables; their statistics come from the nodes.
-    ``center`` and ``scale`` are about the mean and deviation of the targets.
+    ``center`` and ``scale`` are about the mean and deviation of the targets; of counts,
+    ``center`` is about the logarithm of their mean.
     """
 
     partition: Literal["nodes"]
@@ -212,7 +220,7 @@ class NodeRows(Data):
         held = "nodes hold out a fraction of their own rows"
         refuse_first(
             (not real and self.scale != 1, "scale", only),
-            (not real and self.center != 0, "center", only),
+            (self.kind not in NUMBERS and self.center != 0, "center", only),
             (not real and self.log_shift is not None, "log_shift", only),
             (isinstance(self.test, str), "test", held),
             (self.unseen, "unseen", held),

@@ -56,6 +56,7 @@ LOSSES = {
     "cross_entropy": LossFacts(("classes", "binary"), "classes"),
     "logistic": LossFacts(("binary",), "classes"),
     "squared_error": LossFacts(("regression",), "values"),
+    "poisson": LossFacts(("counts",), None),
     "sequence_cross_entropy": LossFacts(("sequence",), "classes"),
     "multilabel": LossFacts(("tags",), "tags"),
 }
@@ -63,6 +64,7 @@ USUAL_LOSSES = {
     "classes": "cross_entropy",
     "binary": "logistic",
     "regression": "squared_error",
+    "counts": "poisson",
     "sequence": "sequence_cross_entropy",
     "tags": "multilabel",
 }
@@ -177,12 +179,12 @@ def losses_of(
 ) -> tuple[Loss, Loss]:
     """The loss of that name as it is measured, and as it is trained on.
 
-    The latter has the l2 term. Its squared errors are in the unit of the task's scale.
+    The latter has the l2 term, and is in the unit of the task.
     """
-    plain, scale = getattr(losses, name)(apply), task.scale**2
+    plain, unit = getattr(losses, name)(apply), task.loss_unit
     loss = plain
-    if task.scale != 1:
-        loss = lambda params, rows: plain(params, rows) / scale  # noqa: E731
+    if unit != 1:
+        loss = lambda params, rows: plain(params, rows) / unit  # noqa: E731
     return plain, losses.l2(loss, config.model.l2) if config.model.l2 else loss
 
 

@@ -158,6 +158,7 @@ _MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], str]] = {
     "classes": _tell_classes,
     "binary": _tell_two_classes,
     "regression": _tell_numbers,
+    "counts": _tell_numbers,
 }
 """By kind of targets: how a column alone tells them; empty where it does not."""
 

@@ -74,7 +74,7 @@ def read(
             the clients themselves.
         inputs: the columns (all others by default) or the array ("inputs") of inputs.
         drop: columns of a table that are no inputs.
-        kind: "classes", "binary" or "regression". By default real numbers are
+        kind: "classes", "binary", "regression" or "counts". By default real numbers are
             regression, unless they are 0.0 and 1.0 or -1.0 and 1.0; those and two
             different integers or texts are binary, more are classes. More than ten
             different integers in a table are regression.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, Kind, Task
+from fedblend.data.dataset import NUMBERS, DataError, Dataset, Kind, Task
 from fedblend.data.preprocess.values import MISSING, is_missing, number
 from fedblend.data.readers.arrays import Raw
 from fedblend.data.readers.tables import RawTable, column_of
@@ -19,6 +19,9 @@ MOST_CLASSES = 10
 """Up to this many different whole numbers are classes; more are quantities."""
 SKEWED = 1.0
 """Skewness from which numbers may be better on the log scale."""
+ZEROS, FEW = 0.02, 10
+"""The least share of zeros, and the most that half of the rows have, of what looks like
+counts."""
 RATIO = 10.0
 """Of the 95 % and the 5 % quantile: one order of magnitude (Weisberg's log rule)."""
 
@@ -145,11 +148,20 @@ def make_dataset(
         "time": raw.time,
         "groups": raw.groups,
     }
-    if kind == "regression" or (kind is None and real):
+    numbers = kind in NUMBERS or (kind is None and real)
+    if log_shift is not None and (kind == "counts" or not numbers):
+        what = "counts" if numbers else "classes"
+        raise DataError(f"{where}: log_shift: is for numbers (regression), not {what}")
+    if numbers:
+        kind = kind or "regression"
         if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
             raise DataError(
-                f"{where}: regression needs numeric targets, not {values[0]!s:.40}"
+                f"{where}: {kind} needs numeric targets, not {values[0]!s:.40}"
             )
+        if kind == "counts":
+            check_counts(values, where)
+            if not values.any():
+                raise DataError(f"{where}: all {len(values)} counts are 0")
         largest = float(np.abs(values.astype(np.float64)).max(initial=0))
         if np.isfinite(largest) and largest > float(np.finfo(np.float32).max):
             raise DataError(
@@ -160,9 +172,7 @@ def make_dataset(
         targets = values.astype(np.float32)
         width = 1 if targets.ndim == 1 else targets.shape[1]
         rows, known["log_shift"] = (raw.inputs, targets), log_shift
-        return Dataset(rows, "regression", width, **known)
-    if log_shift is not None:
-        raise DataError(f"{where}: log_shift: is for numbers (regression), not classes")
+        return Dataset(rows, kind, width, **known)
     if values.ndim != 1:
         raise DataError(
             f"{where}: class targets must be one a row, not of shape {values.shape}"
@@ -181,6 +191,34 @@ def make_dataset(
     outputs = 1 if kind == "binary" else len(names)
     rows = (raw.inputs, codes.astype(np.int32))
     return Dataset(rows, kind, outputs, label_names=tuple(map(str, names)), **known)
+
+
+def check_counts(values: np.ndarray, where: str) -> None:
+    """Refuse numbers that are no counts."""
+    if values.ndim != 1:
+        raise DataError(f"{where}: counts must be one a row, not of {values.shape}")
+    wrong = np.flatnonzero(~((values >= 0) & (values % 1 == 0)))
+    if wrong.size:
+        raise DataError(
+            f"{where}: target {values[wrong[0]]:g} in row {wrong[0]} (counted from 0) "
+            "is no count; counts are whole numbers from 0 on"
+        )
+
+
+def look_like_counts(values: np.ndarray) -> bool:
+    """Whether numbers are likely counts of rare events: whole, small, skewed, some 0.
+
+    >>> draw = np.random.default_rng(0)
+    >>> rare, grades = draw.poisson(2.0, 99), draw.integers(0, 9, 99)
+    >>> look_like_counts(rare), look_like_counts(grades)
+    (True, False)
+    """
+    values = values.astype(np.float64).ravel()
+    small = np.array([(values == number).sum() for number in range(3)])
+    if (values < 0).any() or (values % 1 != 0).any() or not small.all():
+        return False
+    some_are_zero, few = small[0] >= ZEROS * len(values), np.median(values) < FEW
+    return bool(some_are_zero and few and _skewness(values) >= SKEWED / 2)
 
 
 def take_logarithms(values: np.ndarray, shift: float, where: str) -> np.ndarray:
@@ -230,8 +268,10 @@ def targets_of(values: np.ndarray, task: Task, where: str) -> np.ndarray:
         return _class_numbers(values, task, where)
     if not np.issubdtype(values.dtype, np.number):
         raise DataError(f"{where}: targets must be numbers, not {values[0]!s:.40}")
-    if task.kind != "regression":
+    if task.kind not in NUMBERS:
         return values.astype(np.int32)
+    if task.kind == "counts":
+        check_counts(values, where)
     width = 1 if values.ndim == 1 else values.shape[1]
     if width != task.outputs:
         raise DataError(

@@ -38,8 +38,8 @@ def _torch(portable: Portable) -> bytes:
     facts, task = {**portable.facts, "format": "pt"}, portable.task
     if (task.center, task.scale) != (0, 1):
         facts |= {"center": str(task.center), "scale": str(task.scale)}
-    if task.log_shift is not None:
-        facts["log_shift"] = str(task.log_shift)
+    if task.exp_shift is not None:
+        facts["log_shift"] = str(task.exp_shift)
     return pack_named(interop.state_dict(portable.params), facts)
 
 
