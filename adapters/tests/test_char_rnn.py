@@ -174,7 +174,10 @@ def test_it_learns_a_cycle():
         (lambda: char_rnn(10, cell="rnn"), "cell: 'rnn' is not 'lstm' or 'gru'"),
         (lambda: char_rnn(10, hidden=0), "char_rnn: hidden: 0 is not"),
         (lambda: char_rnn(10, layers=0), "char_rnn: layers: 0 is not"),
-        (lambda: build("char_rnn", (28, 28), 10), r"shape \(28, 28\) are no sequences"),
+        (
+            lambda: build("char_rnn", (28, 28), 10),
+            r"shape \(28, 28\) are not sequences",
+        ),
     ],
 )
 def test_errors_are_one_clear_line(make, message):

@@ -271,5 +271,5 @@ def test_bad_files_get_one_line(network, tmp_path):
     with pytest.raises(InputError, match=r"'odd' is not a factor of a module"):
         fb.adapt.import_peft(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"short")
-    with pytest.raises(InputError, match="no adapter of peft: "):
+    with pytest.raises(InputError, match="not an adapter of PEFT: "):
         fb.adapt.import_peft(tmp_path)

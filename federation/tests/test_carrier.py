@@ -251,7 +251,7 @@ def test_a_message_is_answered(trial, link, monkeypatch, size):
         (
             RecordDict({"fedblend": MetricRecord({"message": 1})}),
             KIND,
-            "no message of Flower: ValueError",
+            "not a message of Flower: ValueError",
         ),
     ],
 )
@@ -442,9 +442,12 @@ def test_a_response_of_any_size_is_not_read(headers):
 
 def test_a_key_that_is_none_is_one_line(lab, tmp_path):
     home = lab / "nodes" / "alice"
-    for key, reason in ((home / "ca.crt", "is no private key"), (tmp_path, "Is a dir")):
+    for key, reason in (
+        (home / "ca.crt", "is not a private key"),
+        (tmp_path, "Is a dir"),
+    ):
         with pytest.raises(RunError, match=reason):
             FleetClient("127.0.0.1:1", home / "ca.crt", key, print)
-    for ca, reason in ((home / "public.toml", "is no cert"), (tmp_path, "Is a dir")):
+    for ca, reason in ((home / "public.toml", "is not a cert"), (tmp_path, "Is a dir")):
         with pytest.raises(RunError, match=reason):
             FleetClient("127.0.0.1:1", ca, home / "node.key", print)

@@ -66,7 +66,7 @@ def test_a_worker_for_a_group(capsys, place):
     capsys.readouterr()
     file = place / "lab/nodes/a/node.toml"
     said = fails(capsys, "worker", str(file), "--group", "no-such-group")
-    assert said == '--group: "no-such-group" is no group of this machine'
+    assert said == '--group: "no-such-group" is not a group of users on this machine'
     file.write_text(file.read_text().replace('socket = "worker/socket"', ""))
     said = fails(capsys, "worker", str(file), "--group", "root")
     assert said.startswith(f"--group: the socket is in {file.parent}/state, which is")

@@ -88,7 +88,7 @@ class StubClient:
             for id in request.message_ids:
                 message, tree = self.requests.get(id, (None, None))
                 parts = [] if tree is None else list_needed_parts(tree)
-                if message is None or not all(one in self.pushed for one in parts):
+                if tree is None or not all(one in self.pushed for one in parts):
                     continue
                 del self.requests[id]
                 content = content_of({one: self.pushed[one] for one in parts}, tree)

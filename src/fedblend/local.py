@@ -152,7 +152,7 @@ def require_constant_rate(key: str, work: Work) -> None:
     if isinstance(work.optimizer, tuple):
         what = "schedule" if isinstance(work.optimizer, Scheduled) else "optimizer"
         said = "a schedule" if what == "schedule" else "an optimizer"
-        raise UserError(f"{key}: {what}", work, "a constant rate", said)
+        raise UserError(f"{key}: {what}", work, "a constant learning rate", said)
 
 
 def is_theory(rate: Any) -> bool:

@@ -255,7 +255,7 @@ def test_without_a_value_half_of_the_least_convexity_moves():
     ("options", "line"),
     [
         ({"rate": optax.adam(0.1)},
-         "work: optimizer: an optimizer is not a constant rate"),
+         "work: optimizer: an optimizer is not a constant learning rate"),
         ({"rate": 0.0}, "work: optimizer: 0.0 is not a number above 0"),
         ({"steps": fb.Epochs(2)},
          "work: steps: .* is not a whole number of at least 1"),

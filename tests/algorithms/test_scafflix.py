@@ -161,7 +161,11 @@ def test_longer_rates_are_those_of_the_proof(on):
 @pytest.mark.parametrize(
     ("optimizer", "steps", "line"),
     [
-        (optax.adam(0.1), 2, "work: optimizer: an optimizer is not a constant rate"),
+        (
+            optax.adam(0.1),
+            2,
+            "work: optimizer: an optimizer is not a constant learning rate",
+        ),
         (0.0, 2, 'work: optimizer: 0.0 is not a number above 0, or one .* "theory"'),
         ("best", 2, "work: optimizer: 'best' is not a number above 0, or one .*"),
         (0.1, fb.Epochs(2), "work: steps: .* is not a whole number of at least 1"),
@@ -229,7 +233,7 @@ def test_a_configuration_takes_the_steps_of_theory(configured):
     [
         ("algorithm", {"batch_size": 4}, 'batch_size: is 4; theory needs "all"'),
         ("algorithm", {"schedule": {"name": "constant", "unit": "round"}},
-         "schedule: a schedule is not a constant rate"),
+         "schedule: a schedule is not a constant learning rate"),
         ("algorithm", {"steps": "theory", "rate": 0.1},
          'steps: "theory" goes with rate = "theory" of compressed_scaffnew, '
          "flix_compressed_scaffnew, flix_locodl, locodl and scafflix"),

@@ -228,7 +228,7 @@ def test_every_step_has_rows_of_its_own():
 @pytest.mark.parametrize(
     ("optimizer", "steps", "line"),
     [
-        (optax.adam(0.1), 2, "optimizer: an optimizer is not a constant rate"),
+        (optax.adam(0.1), 2, "optimizer: an optimizer is not a constant learning rate"),
         (0.0, 2, "optimizer: 0.0 is not a number above 0"),
         (0.1, fb.Epochs(2), "steps: .* is not a whole number of at least 1"),
         (0.1, [1, 2], "steps: .1, 2. is not a whole number of at least 1"),
@@ -257,9 +257,9 @@ def test_everyone_takes_part():
     ("options", "line"),
     [
         ({"schedule": {"name": "cosine", "unit": "round", "over": 9}},
-         "schedule: a schedule is not a constant rate"),
+         "schedule: a schedule is not a constant learning rate"),
         ({"rate": None, "optimizer": {"name": "adam", "rate": 0.1}},
-         "optimizer: an optimizer is not a constant rate"),
+         "optimizer: an optimizer is not a constant learning rate"),
         ({"steps": [2, 1, 2, 1, 2, 1]},
          "steps: [2, 1, 2, 1, 2, 1] is not a whole number of at least 1"),
         ({"steps": None, "epochs": 2},

@@ -323,7 +323,7 @@ def test_what_is_compressed_is_clipped_again_and_has_a_guarantee(configured):
         ({"buffers": 2, "adaptive": True}, "privacy.buffers: goes without adaptive"),
         (
             {"buffers": 2, "run": {"sampling": "poisson"}},
-            "run.sampling: 'poisson' has rounds in which nobody takes part",
+            "run.sampling: 'poisson' may draw rounds without clients",
         ),
         ({"run": {"separation": 3}}, "run.separation: 3 is not between 1 and 2, the"),
         (

@@ -20,12 +20,13 @@ RAND_K = {"compressor": {"name": "rand_k", "k": 11}}
         ({**L2GD, "steps": 1}, "steps: 1 is not a mean number of steps in a round, "
          "above 1, the same for all clients"),
         ({**L2GD, "rate": None, "optimizer": {"name": "adam", "rate": 0.1}},
-         "optimizer: an optimizer is not a rate"),
+         "optimizer: an optimizer is not a learning rate (a number)"),
         ({**L2GD, "schedule": {"name": "cosine", "unit": "step", "over": 9}},
          "schedule.unit: 'step' is not 'round'"),
-        ({"name": "mapper", "grid": 1}, "grid: 1 is not 0, or 2 or more"),
+        ({"name": "mapper", "grid": 1},
+         "grid: 1 is not a number of weights, 2 or more, nor 0, which keeps alpha"),
         ({"name": "mapper", "held_out": 0.0},
-         "held_out: 0.0 is not in (0, 1), or 0 with grid 0"),
+         "held_out: 0.0 is not in (0, 1), which a grid needs; grid=0 needs none"),
         ({**FEDREP, "head": ["bias", "last"]}, 'head: "last" is no part of the model, '
          "whose parameters are weight, bias"),
         ({"name": "apfl", "alpha": 0.5, "mix": ["last"]}, 'mix: "last" is no part of '

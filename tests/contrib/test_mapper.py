@@ -137,7 +137,10 @@ def test_a_nudge_is_a_linear_term_for_the_shared_model():
     ("settings", "line"),
     [
         ({"alpha": 1.5}, r"alpha: 1.5 is not in \[0, 1\]"),
-        ({"grid": 1, "held": 0.2}, "grid: 1 is not 0, or 2 or more"),
+        (
+            {"grid": 1, "held": 0.2},
+            "grid: 1 is not a number of weights, 2 or more, nor 0",
+        ),
         ({"grid": 3, "held": 0.0}, r"held_out: 0.0 is not in \(0, 1\)"),
         ({"grid": 3, "held": 1.0}, r"held_out: 1.0 is not in \[0, 1\)"),
     ],

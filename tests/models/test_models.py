@@ -130,7 +130,7 @@ def test_models_learn():
         (lambda: mlp(4, 2, hidden=(3, 0)), r"mlp: hidden\[1\]: 0 is not"),
         (lambda: softmax(0, 2), "softmax: inputs: 0 is not"),
         (lambda: cnn((15, 20), 2), "cnn: an image of 15x20 is too small"),
-        (lambda: cnn((784,), 10), r"cnn: rows of shape \(784,\) are no images"),
+        (lambda: cnn((784,), 10), r"cnn: rows of shape \(784,\) are not images"),
     ],
 )
 def test_errors_are_one_line(make, message):

@@ -200,7 +200,7 @@ def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch, made)
         (
             "method,client,seed,score\na,1,1,2\na,1,1,3\n",
             {"higher_is_better": True, "baseline": "a"},
-            "two scores of method 'a', client '1', seed '1'",
+            "two scores for method 'a', client '1', seed '1'",
         ),
         (
             "method,client,score\na,1,2\nb,2,3\n",
@@ -229,7 +229,7 @@ def test_other_files_are_refused(tmp_path, capsys):
     )
     (tmp_path / "run.h5").write_bytes(b"\x89HDF")
     assert main(["judge", str(tmp_path / "run.h5")]) == 2
-    assert "is no table (.csv, .tsv)" in capsys.readouterr().err
+    assert "is neither a table (.csv, .tsv)" in capsys.readouterr().err
     assert main(["judge", str(tmp_path / "run.json")]) == 2
     assert "known are accuracy" in capsys.readouterr().err
     assert main(["judge", str(tmp_path / "none.csv")]) == 2

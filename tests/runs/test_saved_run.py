@@ -134,9 +134,9 @@ def test_clients_by_id_and_by_name(blended):
     ]
     for wrong, line in (
         (3, "3 is not between 0 and 2"),
-        ("-1", "'-1' is no client of this run"),
+        ("-1", "'-1' is not a client of this run"),
         ("7", "7 is not between"),
-        ("c", "'c' is no client of this run; known are b, 1, 0"),
+        ("c", "'c' is not a client of this run; known are b, 1, 0"),
     ):
         with pytest.raises(RunError, match=line):
             saved.client_id(wrong)
@@ -171,7 +171,7 @@ def test_what_is_missing_or_damaged_is_one_line(blended, damage, line, tmp_path)
 
 
 def test_an_unknown_seed(blended):
-    with pytest.raises(RunError, match="4 is none of this run's seeds: 3, 5"):
+    with pytest.raises(RunError, match="4 is not a seed of this run: 3, 5"):
         fb.load(blended[0]).shared(4)
 
 

@@ -283,7 +283,7 @@ def test_the_values_of_a_key(text, values):
         (["run.seed=1,2"], "cannot be swept; --seeds N"),
         (["algorithm.alpha=0.5,0.5"], "alpha=0.5 occurs twice"),
         (["algorithm.alpha=0.1", "algorithm.alpha=0.2"], "the same key twice"),
-        (["algorithm.rate.x=1,2"], "rate is 0.1, no table"),
+        (["algorithm.rate.x=1,2"], "rate is 0.1; it is not a table"),
         ([], "nothing to sweep over"),
     ],
 )

@@ -133,8 +133,8 @@ def test_models_that_mix_outputs_without_test_rows(place):
     ("out", "line"),
     [
         ("taken.csv", "taken: exists already; --out names another file"),
-        ("tuned", "tuned: is the place of a table; --out FILE.csv names one"),
-        ("no/tuned.csv", "no: is no folder to write tuned.csv to"),
+        ("tuned", "tuned: is not a .csv file, to which the choices are written"),
+        ("no/tuned.csv", "no: is not a folder, where tuned.csv could be written"),
     ],
 )
 def test_no_place_for_the_models_is_refused(out, line, place, capsys):

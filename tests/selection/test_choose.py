@@ -258,7 +258,10 @@ def test_an_arm_that_diverged_is_nobodys_choice():
         ({"folds": 200}, "folds: 200, and no client has as many rows"),
         ({"guard": -1.0}, "guard: -1.0 is not"),
         ({"by": "loss"}, r"by: 'loss' is not measured; it is one of \['mse'\]"),
-        ({"key": jax.random.split(KEY)}, "key: 2 keys; a choice is made for one seed"),
+        (
+            {"key": jax.random.split(KEY)},
+            "key: 2 keys, but a choice is made for one seed; pass one key",
+        ),
         ({"references": ["2"]}, "references: '2' is not one of 0, 0.5, 1"),
         ({"references": []}, "references:"),
         ({"references": "0"}, "^references: '0' is not a list of names$"),
@@ -266,7 +269,7 @@ def test_an_arm_that_diverged_is_nobodys_choice():
         ({"build": {}}, "^build: {} is not a mapping with an algorithm or more$"),
         (
             {"measure": {"auc": fb.metrics.auc(lambda p, x: x @ p)}},
-            "by: 'auc' is no mean over rows",
+            "by: 'auc' is not a mean over rows",
         ),
     ],
 )

@@ -175,7 +175,7 @@ def _check_base(model: Model, base: PyTree | None) -> PyTree:
     given = leaves_by_path(base)
     for path, leaf in wanted.items():
         if path not in given:
-            raise SettingError("adapt: base", f"has no {path!r}, and the model has")
+            raise SettingError("adapt: base", f"lacks {path!r}, which the model has")
         if jnp.shape(given[path]) != leaf.shape:
             raise SettingError(
                 f"adapt: base: {path}",
@@ -183,7 +183,7 @@ def _check_base(model: Model, base: PyTree | None) -> PyTree:
             )
     for path in given:
         if path not in wanted:
-            raise SettingError("adapt: base", f"has {path!r}, and the model does not")
+            raise SettingError("adapt: base", f"has {path!r}, which the model lacks")
     return base
 
 

@@ -85,7 +85,7 @@ CELLS = {"lstm": _Cell(4, 2, _lstm), "gru": _Cell(3, 1, _gru)}
 def _vocabulary(shape: Shape, outputs: int) -> tuple[int]:
     if len(shape) != 1:
         raise ValueError(
-            f"char_rnn: rows of shape {tuple(shape)} are no sequences, which are "
+            f"char_rnn: rows of shape {tuple(shape)} are not sequences, which are "
             "(length,)"
         )
     return (outputs,)

@@ -142,7 +142,7 @@ def _read(place: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         arrays = load_file(place / ADAPTER)
     except Exception as error:  # safetensors has an error of its own
         why = " ".join(str(error).split())
-        raise InputError(f"{place}: no adapter of peft: {why}") from None
+        raise InputError(f"{place}: not an adapter of PEFT: {why}") from None
     for key, allowed in (
         ("peft_type", "LORA"),
         ("bias", "none"),

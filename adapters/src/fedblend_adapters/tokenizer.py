@@ -78,7 +78,7 @@ def load_tokenizer(file: str | Path) -> Tokenizer:
 
     path = Path(file)
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file of a tokenizer")
+        raise DataError(f"{path}: no such file")
     try:
         return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
     except Exception:  # the library raises nothing narrower

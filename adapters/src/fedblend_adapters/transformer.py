@@ -42,7 +42,7 @@ def _sequences(name: str) -> Arguments:
     def arguments(shape: Shape, outputs: int) -> tuple[int, int]:
         if len(shape) != 1:
             raise ValueError(
-                f"{name}: rows of shape {tuple(shape)} are no sequences, which are "
+                f"{name}: rows of shape {tuple(shape)} are not sequences, which are "
                 "(length,)"
             )
         return outputs, shape[0]

@@ -132,7 +132,7 @@ def decode(data: bytes, max_bytes: int | None = None) -> Message:
     except (LookupError, ValueError, TypeError, RecursionError) as error:
         raise WireError(f"head is damaged ({type(error).__name__})") from None
     if kind not in KINDS or not isinstance(fields, dict):
-        raise WireError(f"no kind of message: {str(kind)[:40]!r}")
+        raise WireError(f"unknown kind of message: {str(kind)[:40]!r}")
     if any(not UNKNOWN <= number < _LARGEST for number in numbers.values()):
         raise WireError(f"numbers out of range: {numbers}")
     if not well_formed:

@@ -259,7 +259,7 @@ def test_what_is_to_another_client_in_a_bundle_is_left_out(place, tmp_path):
 @pytest.mark.parametrize(
     "line, reason",
     [
-        ("client = 1\nclients = [2]", "clients: is there beside client"),
+        ("client = 1\nclients = [2]", "clients: is given in addition to client"),
         ("clients = []", "clients: is empty"),
         ("clients = [1, 1]", "clients: names a client twice"),
         ("", "client: is missing"),

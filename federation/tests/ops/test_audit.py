@@ -145,7 +145,7 @@ def test_nothing_is_added_to_what_was_changed(audit):
 def test_what_is_no_fact_does_not_fit(audit):
     path, _ = audit
     before = path.read_bytes()
-    with pytest.raises(AuditError, match=f"at most {LONGEST} fit"):
+    with pytest.raises(AuditError, match=f"at most {LONGEST} are allowed"):
         Audit(path).append("answered", gradient=str([0.1] * 5000))
     assert path.read_bytes() == before
     text = "ä\n\0 \x1b" * 50

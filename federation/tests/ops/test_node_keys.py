@@ -113,8 +113,8 @@ def test_no_key_is_overwritten(machines):
     assert "made secure.key;" in machines.keys("alice")
     assert (home / "node.key").read_bytes() == before["node.key"]
     for name, line in (
-        ("node", "is no private key of Op"),
-        ("secure", "is no key of X255"),
+        ("node", "is not a private key of Op"),
+        ("secure", "is not an X255"),
     ):
         whole = (home / f"{name}.key").read_bytes()
         for part in (b"", whole[:60]):
@@ -145,7 +145,7 @@ def test_files_of_others_are_one_line(machines):
     file = machines.homes["alice"] / "public.toml"
     text = file.read_text()
     for old, new, line in (
-        ("client = 0", "client = 7", "client 7: is no node of server.toml"),
+        ("client = 0", "client = 7", "client 7: is not a node of server.toml"),
         ("ecdsa-sha2", "ecdsa-sha3", "a public key of OpenSSH, ECDSA"),
         ("version = 1", "version = 2", "version"),
     ):

@@ -204,7 +204,7 @@ def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
         (whole, other.key, "is not that of secure.key"),
         (whole.replace(own, "abc"), b"", "32 bytes in base64"),
         (whole.replace("client = 2", "client = 1"), b"", "a client or a key twice"),
-        (whole, b"no key", "is no key of X25519 in PEM format"),
+        (whole, b"no key", "is not an X25519 key in PEM format"),
         ("version = 2\n", b"", "version"),
     ):
         with pytest.raises(ConfigError, match=line) as error:

@@ -193,7 +193,8 @@ def _declare_columns(
     """The inputs of a raw table, and the tensor that its preprocessing computes."""
     if preprocessing.schema.ranks:
         raise ExportError(
-            "onnx: there is no rule for ranks of numbers, which the model reads; --to "
+            "onnx: the ranks that preprocessing makes of numbers cannot be "
+            "exported; --to "
             "safetensors exports every model"
         )
     graph.rows = _rows(graph, preprocessing.columns[0])

@@ -41,7 +41,7 @@ def predict_onnx(path: Path, source: Any, *, imports: bool = False) -> TablePred
     except Exception as error:
         text = " ".join(str(error).split())
         raise RunError(
-            f"{path}: is no ONNX file that can be run: {text:.120}"
+            f"{path}: is not an ONNX file that can be run: {text:.120}"
         ) from None
     metadata = dict(session.get_modelmeta().custom_metadata_map)
     if "config" not in metadata:

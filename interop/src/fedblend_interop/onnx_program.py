@@ -73,7 +73,7 @@ def convert(
     unknown = sorted(_unknown(program.jaxpr))
     if unknown:
         raise ExportError(
-            f"onnx: there is no rule for {', '.join(unknown)}, which the model uses; "
+            f"onnx: the model uses {', '.join(unknown)}, which cannot be exported; "
             "--to safetensors exports every model"
         )
 

@@ -160,12 +160,14 @@ def _convolution(graph, equation, inputs):
     """A convolution, with the axes in the order that ONNX knows."""
     params = equation.params
     if params["batch_group_count"] != 1:
-        raise ExportError("onnx: a convolution in groups of rows has no rule")
+        raise ExportError("onnx: a convolution in groups of rows cannot be exported")
     numbers = params["dimension_numbers"]
     edges = [low for low, _ in params["padding"]]
     edges += [high for _, high in params["padding"]]
     if min(edges, default=0) < 0:
-        raise ExportError("onnx: a convolution that cuts its inputs has no rule")
+        raise ExportError(
+            "onnx: a convolution with negative padding cannot be exported"
+        )
     images = _reorder(graph, inputs[0], numbers.lhs_spec)
     shape = [equation.invars[0].aval.shape[axis] for axis in numbers.lhs_spec]
     for axis, gap in enumerate(params["lhs_dilation"], start=2):
@@ -202,7 +204,9 @@ def _pooling(operator: str) -> Rule:
         inside = [at for at in range(rank) if window[at] != 1 or strides[at] != 1]
         dilated = [*params["base_dilation"], *params["window_dilation"]]
         if any(size != 1 for size in dilated) or rank - len(inside) != 2:
-            raise ExportError(f"onnx: {equation.primitive.name} in this form")
+            raise ExportError(
+                f"onnx: {equation.primitive.name} cannot be exported in this form"
+            )
         order = [at for at in range(rank) if at not in inside] + inside
         edges = [padding[at][0] for at in inside] + [padding[at][1] for at in inside]
         more: dict[str, Any] = (

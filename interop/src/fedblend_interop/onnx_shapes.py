@@ -110,7 +110,9 @@ def _cut(
     if not axes:
         return value
     if not all(is_known(ends[axis]) for axis in axes):
-        raise ExportError("onnx: a part of the rows is cut out of all rows")
+        raise ExportError(
+            "onnx: a model that selects some of the rows cannot be exported"
+        )
     numbers = [[int(of[axis]) for axis in axes] for of in (starts, ends)]
     chosen = [*numbers, axes, [steps[axis] for axis in axes]]
     return graph.add("Slice", value, *(ints(*one) for one in chosen))
@@ -154,7 +156,7 @@ def apart(
 def _pad(graph, equation, inputs):
     config, (value, filled) = equation.params["padding_config"], inputs
     if any(low < 0 or high < 0 for low, high, _ in config):
-        raise ExportError("onnx: padding that cuts has no rule")
+        raise ExportError("onnx: negative padding cannot be exported")
     shape = list(equation.invars[0].aval.shape)
     for axis, (_, _, inner) in enumerate(config):
         value, shape[axis] = apart(graph, value, shape, axis, inner + 1, filled)
@@ -188,10 +190,12 @@ def _gather(graph, equation, inputs):
     axis = axes[0]
     adjacent = tuple(range(axis, axis + len(axes)))
     if numbers.collapsed_slice_dims != axes or axes != adjacent or whole != taken:
-        raise ExportError("onnx: a lookup along axes that are apart has no rule")
+        raise ExportError(
+            "onnx: a lookup along axes that are not neighbors cannot be exported"
+        )
     if len(axes) > 1:  # one lookup along the axes as one
         if isinstance(places, str):
-            raise ExportError("onnx: a lookup along several axes has no rule")
+            raise ExportError("onnx: a lookup along several axes cannot be exported")
         wide = [shape[one] for one in axes]
         grid = np.ravel_multi_index(np.moveaxis(places, -1, 0), wide, mode="clip")
         places = np.asarray(grid, np.int64)[..., None]
@@ -223,7 +227,9 @@ def _along(graph, equation, inputs):
         numbers.start_indices_batching_dims == others == numbers.operand_batching_dims
     )
     if not usual or len(batch) != len(shape) or numbers.offset_dims:
-        raise ExportError("onnx: a lookup with a table for each row has no rule")
+        raise ExportError(
+            "onnx: a lookup in another table for each row cannot be exported"
+        )
     index = reshape_to(graph, places, batch)
     return graph.add("GatherElements", operand, index, axis=numbers.start_index_map[0])
 
@@ -235,7 +241,7 @@ def _scatter(graph, equation, inputs):
     axes = numbers.scatter_dims_to_operand_dims
     simple = len(axes) == 1 and numbers.inserted_window_dims == axes
     if isinstance(place, str) or place.size != 1 or not simple:
-        raise ExportError("onnx: entries are set at places that have no rule")
+        raise ExportError("onnx: setting entries at these places cannot be exported")
     (axis,) = axes
     mask = np.arange(shape[axis]) == int(place.reshape(()))
     mask = mask.reshape([-1 if at == axis else 1 for at in range(len(shape))])

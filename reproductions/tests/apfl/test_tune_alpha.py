@@ -231,7 +231,10 @@ def lone_class(federated_data):
         ({"alphas": [nan]}, r"alphas: \[nan\] is not"),
         ({"by": "accuracy"}, r"by: 'accuracy' is not measured; it is one of \['mse'\]"),
         ({"measure": {}}, "by: '' is not measured"),
-        ({"key": jax.random.split(KEY)}, "key: 2 keys; a choice is made for one seed"),
+        (
+            {"key": jax.random.split(KEY)},
+            "key: 2 keys, but a choice is made for one seed; pass one key",
+        ),
         ({"federation": lambda f: dataclasses.replace(f, validation=None)}, "has no v"),
         (
             {

@@ -28,16 +28,17 @@ TableOption = Annotated[
     TableFormat | None, option("Print the table for a paper: latex or markdown.")
 ]
 Target = Annotated[
-    str | None, option("Count rounds and bits until a metric is reached.", "METRIC=X")
+    str | None,
+    option("Count rounds and bits until a metric reaches a value.", "METRIC=X"),
 ]
 Metrics = Annotated[
     list[str] | None,
     typer.Option(
-        "--metric", metavar="METRIC", help="Test this one; default: the main."
+        "--metric", metavar="METRIC", help="Metric to test; default: the main metric."
     ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue what was interrupted.")
+    bool, typer.Option("--resume", help="Continue after an interruption.")
 ]
 
 
@@ -51,7 +52,7 @@ def compare(
     out: Annotated[Path, option("Folder of the comparison.", "FOLDER")] = Path(
         "runs/comparison"
     ),
-    seeds: Annotated[int | None, option("Run so many seeds.", "N")] = None,
+    seeds: Annotated[int | None, option("Number of seeds.", "N")] = None,
     sets: Settings = None,
     metric: Metrics = None,
     target: Target = None,
@@ -131,10 +132,10 @@ def sweep(
         typer.Option(
             "--over",
             metavar="KEY=VALUES",
-            help="Values of a key: FIRST:LAST:STEP, or VALUE,VALUE,...",
+            help="A key and its values: FIRST:LAST:STEP, or VALUE,VALUE,...",
         ),
     ],
-    seeds: Annotated[int | None, option("Run so many seeds.", "N")] = None,
+    seeds: Annotated[int | None, option("Number of seeds.", "N")] = None,
     sets: Settings = None,
     out: Annotated[Path, option("Folder of the sweep.", "FOLDER")] = Path("runs/sweep"),
     metric: Metrics = None,

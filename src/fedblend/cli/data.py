@@ -21,7 +21,7 @@ app = typer.Typer(
 HEART = Path(__file__).parents[1] / "data" / "heart.csv"
 """The example table; ``heart.license.txt`` beside it has its source and license."""
 Name = Annotated[
-    str, typer.Argument(help="The name of the dataset; see fedblend data list.")
+    str, typer.Argument(help="Name of the dataset, one of `fedblend data list`.")
 ]
 
 
@@ -102,7 +102,7 @@ def _download(files: "PublicFiles", base: str | None) -> list[Path]:
 
 @app.command("example")
 def example(
-    file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
+    file: Annotated[Path, typer.Argument(help="CSV file to write.")],
 ) -> None:
     """Write a real table to try things with: heart patients of four hospitals.
 
@@ -126,9 +126,11 @@ def example(
 
 @app.command("describe")
 def describe(
-    file: Annotated[Path, typer.Argument(help="A .csv or .parquet table, or an .npz.")],
-    client: Annotated[str | None, option("The column of the client.", "NAME")] = None,
-    target: Annotated[str | None, option("The column of the target.", "NAME")] = None,
+    file: Annotated[Path, typer.Argument(help="Table: .csv, .parquet or .npz.")],
+    client: Annotated[
+        str | None, option("Column with the client of each row.", "NAME")
+    ] = None,
+    target: Annotated[str | None, option("Column to predict.", "NAME")] = None,
     format: OutputFormat = Format.table,
 ) -> None:
     """Show what every column of a table holds, and what preprocessing makes of it.

@@ -17,31 +17,38 @@ if TYPE_CHECKING:
 def judge(
     scores: Annotated[
         list[Path],
-        typer.Argument(metavar="SCORES...", help="Files: .csv, .tsv or .json."),
+        typer.Argument(
+            metavar="SCORES...", help="Files with scores: .csv, .tsv or .json."
+        ),
     ],
     baseline: Annotated[
-        str | None, option("Method to compare with; default: baseline.", "METHOD")
+        str | None,
+        option("Method to compare with; default: the one named baseline.", "METHOD"),
     ] = None,
     searched: Annotated[
         int | None,
-        option("Candidates that were tried; default: those in the file.", "N", min=1),
+        option("Number of candidates tried; default: those in the files.", "N", min=1),
     ] = None,
     higher_is_better: Annotated[
         bool | None,
         typer.Option(
             "--higher-is-better/--lower-is-better",
-            help="Which scores are better; default: by the name of a known metric.",
+            help="Which scores are better; default: as the known metric has it.",
         ),
     ] = None,
-    method: Annotated[str | None, option("Column of the method.", "COLUMN")] = None,
-    client: Annotated[str | None, option("Column of the client.", "COLUMN")] = None,
-    seed: Annotated[str | None, option("Column of the seed.", "COLUMN")] = None,
+    method: Annotated[str | None, option("Column with the method.", "COLUMN")] = None,
+    client: Annotated[str | None, option("Column with the client.", "COLUMN")] = None,
+    seed: Annotated[str | None, option("Column with the seed.", "COLUMN")] = None,
     score: Annotated[
-        str | None, option("Column of the score, or metric of a history.", "COLUMN")
+        str | None,
+        option("Column with the score; in a .json history, a metric.", "COLUMN"),
     ] = None,
     overlap: Annotated[
         float,
-        option("Test rows over training rows, where seeds resplit a table.", min=0.0),
+        option(
+            "Test rows divided by training rows, if seeds split one table anew.",
+            min=0.0,
+        ),
     ] = 0.0,
     format: OutputFormat = Format.table,
 ) -> None:

@@ -24,13 +24,19 @@ def personalize(
         option("Rows of the new clients: .csv, .parquet, .npz or a folder.", "FILE"),
     ],
     steps: Annotated[
-        int | None, option("Local steps; default: as the algorithm says.", "N", min=0)
+        int | None,
+        option(
+            "Steps on a new client's model; default: as in docs/new_clients.md.",
+            "N",
+            min=0,
+        ),
     ] = None,
     rate: Annotated[
-        float | None, option("Rate of these steps; default: that of the run.", "R")
+        float | None, option("Learning rate of these steps; default: the run's.", "R")
     ] = None,
     test: Annotated[
-        float, option("Fraction of each client's rows to compare models on.")
+        float,
+        option("Fraction of each client's rows that is held out to compare models."),
     ] = 0.2,
     target: Annotated[
         str | None, option("Column or array of the target.", "NAME")
@@ -41,7 +47,9 @@ def personalize(
     seed: Seed = None,
     out: Annotated[
         Path,
-        option("File of the model; each of several clients adds its name.", "FILE"),
+        option(
+            "File of the model; for several clients, each adds its name to it.", "FILE"
+        ),
     ] = Path("personal.safetensors"),
     imports: Imports = False,
     format: OutputFormat = Format.table,

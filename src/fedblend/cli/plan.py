@@ -26,14 +26,22 @@ def plan(
     alpha: Annotated[
         float | None, option("Find the rounds and bits that alpha = A needs.", "A")
     ] = None,
-    eps: Annotated[float, option("The accuracy: f~ - min f~ at the end.", "E")] = 1e-3,
-    up: Annotated[float | None, option("Price of a bit up.", "PRICE")] = None,
-    down: Annotated[float | None, option("Price of a bit down.", "PRICE")] = None,
+    eps: Annotated[float, option("Accuracy to reach: f~ - min f~.", "E")] = 1e-3,
+    up: Annotated[
+        float | None,
+        option(
+            "Price of an uploaded bit, relative to --down; default: 1 for both.",
+            "PRICE",
+        ),
+    ] = None,
+    down: Annotated[
+        float | None, option("Price of a downloaded bit; goes with --up.", "PRICE")
+    ] = None,
     trials: Annotated[
         bool,
         typer.Option(
             "--trials/--no-trials",
-            help="Run every solver until it has arrived, to count its rounds.",
+            help="Run every solver to this accuracy, to count its rounds.",
         ),
     ] = True,
     sets: Settings = None,

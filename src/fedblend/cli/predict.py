@@ -21,21 +21,23 @@ def export(
     ],
     client: Annotated[
         list[str] | None,
-        option("A client, by id or name; may be given several times.", "ID"),
+        option("Client whose model to export, by id or name; repeat for more.", "ID"),
     ] = None,
     everybody: Annotated[
-        bool, typer.Option("--all", help="The models of all clients.")
+        bool, typer.Option("--all", help="Export the models of all clients.")
     ] = False,
-    shared: Annotated[bool, typer.Option("--shared", help="The shared model.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Export the shared model.")
+    ] = False,
     to: Annotated[
-        str, option("safetensors, onnx, torch or peft.", "FORMAT")
+        str, option("Format: safetensors, onnx, torch or peft.", "FORMAT")
     ] = "safetensors",
     seed: Seed = None,
     imports: Imports = False,
     out: Annotated[
         Path | None,
         option(
-            "Folder of the files; default: RUN/exports, for a file its own folder.",
+            "Folder for the files; default: RUN/exports, or the folder of the file.",
             "FOLDER",
         ),
     ] = None,
@@ -95,14 +97,22 @@ def predict(
     ],
     client: Annotated[
         str | None,
-        option("Whose model predicts all rows, by id or name; of a run.", "ID"),
+        option(
+            "Client, by id or name, whose model predicts all rows; only with the "
+            "folder "
+            "of a run.",
+            "ID",
+        ),
     ] = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Predict all rows by the shared model.")
+        bool, typer.Option("--shared", help="Predict all rows with the shared model.")
     ] = False,
     seed: Seed = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="A column for each class, too.")
+        bool,
+        typer.Option(
+            "--probabilities", help="Add a column with the probability of each class."
+        ),
     ] = False,
     imports: Annotated[
         bool,
@@ -111,7 +121,7 @@ def predict(
         ),
     ] = False,
     out: Annotated[
-        Path | None, option("A .csv file; default: print the table.", "FILE")
+        Path | None, option("CSV file of the predictions; default: print them.", "FILE")
     ] = None,
 ) -> None:
     """Predict the rows of a raw table; preprocessing is part of the model.

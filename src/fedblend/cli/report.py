@@ -63,15 +63,15 @@ def report(
         ),
     ],
     open_: Annotated[
-        bool, typer.Option("--open", help="Show the file in the browser.")
+        bool, typer.Option("--open", help="Open the file in a browser.")
     ] = False,
     out: Annotated[
         Path | None,
-        option("The file; default: report.html in the folder.", "FILE"),
+        option("HTML file to write; default: report.html in the folder.", "FILE"),
     ] = None,
     client: Annotated[
         str | None,
-        option("Write the page to send to this client, by id or name.", "ID"),
+        option("Write a page about this client only, by id or name.", "ID"),
     ] = None,
 ) -> None:
     """Write runs as one HTML file that needs no network and nothing installed.

@@ -31,10 +31,10 @@ def run(
     file: ConfigFile,
     sets: Settings = None,
     seed: Annotated[
-        list[str] | None, option("One seed, or several run side by side.", "N...")
+        list[str] | None, option("One seed, or several that run side by side.", "N...")
     ] = None,
     devices: Annotated[
-        int | None, option("At most so many devices (cores or GPUs).", "N")
+        int | None, option("Largest number of devices (CPU cores or GPUs).", "N")
     ] = None,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/NAME.", "FOLDER")
@@ -44,7 +44,7 @@ def run(
     ] = False,
     track: Annotated[
         list[str] | None,
-        option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
+        option("Tracker: tensorboard, mlflow or wandb; repeat for more.", "NAME"),
     ] = None,
     format: OutputFormat = Format.table,
 ) -> None:
@@ -191,7 +191,7 @@ def track(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     to: Annotated[
         list[str],
-        option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
+        option("Tracker: tensorboard, mlflow or wandb; repeat for more.", "NAME"),
     ],
     imports: Imports = False,
 ) -> None:

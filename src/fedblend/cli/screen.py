@@ -35,14 +35,21 @@ def option(help: str, metavar: str | None = None, **more: Any) -> Any:
     return typer.Option(help=help, metavar=metavar, **more)
 
 
-ConfigFile = Annotated[Path, typer.Argument(help="The TOML file of the run.")]
+ConfigFile = Annotated[Path, typer.Argument(help="TOML file of the run.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the file; repeat for more."
+    ),
 ]
-Seed = Annotated[int | None, option("Which seed of the run; default: the first.", "N")]
+Seed = Annotated[
+    int | None, option("Seed whose models to take; default: the first of the run.", "N")
+]
 Imports = Annotated[
-    bool, typer.Option("--imports", help="Import the code that the run names.")
+    bool,
+    typer.Option(
+        "--imports", help="Import code that the run names; only if you trust it."
+    ),
 ]
 OutputFormat = Annotated[Format, option("json prints JSON and no table.")]
 

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def tune(
     file: ConfigFile,
     alphas: Annotated[
-        str, option("The alphas to try, in [0, 1].", "A,B,...")
+        str, option("Values of alpha to try, in [0, 1].", "A,B,...")
     ] = "0,0.25,0.5,0.75,1",
     by: Annotated[
-        str | None, option("The metric that decides; default: the first.", "METRIC")
+        str | None,
+        option("Metric that decides; default: the first one measured.", "METRIC"),
     ] = None,
     out: Annotated[
         Path | None,
         option(
-            "Write every client's choice to FILE.csv, and the models to the run folder "
-            "FILE.",
+            "File of all clients' choices; their models go to the folder FILE.",
             "FILE.csv",
         ),
     ] = None,

@@ -160,7 +160,7 @@ def _change(
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(
-                    f"--over {key}: {part} is {show_value(table)}, no table"
+                    f"--over {key}: {part} is {show_value(table)}; it is not a table"
                 )
         table[last] = value
     changed["name"] = f"{changed.get('name', 'sweep')} {name}"

@@ -169,5 +169,7 @@ def l2gd_by_steps(loss: Loss, work: Work, *, lam: NotNegative) -> Algorithm:
         words("round")("l2gd: work: schedule: unit", rate.unit)
         rate = rate.schedule
     if isinstance(rate, tuple):
-        raise UserError("l2gd: work: optimizer", rate, "a rate", "an optimizer")
+        raise UserError(
+            "l2gd: work: optimizer", rate, "a learning rate (a number)", "an optimizer"
+        )
     return l2gd(loss, rate, lam=lam, p=1 / work.steps, batch_size=work.batch_size)

@@ -74,9 +74,17 @@ def mapper(
             parts of the model, such as ["last"], to mix these alone.
     """
     if grid == 1:
-        raise UserError("mapper: grid", grid, "0, or 2 or more")
+        raise UserError(
+            "mapper: grid",
+            grid,
+            "a number of weights, 2 or more, nor 0, which keeps alpha",
+        )
     if held_out == 0 < grid:
-        raise UserError("mapper: held_out", held_out, "in (0, 1), or 0 with grid 0")
+        raise UserError(
+            "mapper: held_out",
+            held_out,
+            "in (0, 1), which a grid needs; grid=0 needs none",
+        )
 
     def mean_loss(shared, own, weight, batch):
         return objective(loss, mix(weight, shared, own), batch)

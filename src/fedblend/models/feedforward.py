@@ -350,7 +350,7 @@ def _image(plan: _Plan, shape: Shape) -> tuple[int, int, int]:
     """(height, width, channels) of rows that are large enough images."""
     if len(shape) not in (2, 3):
         raise ValueError(
-            f"{plan.name}: rows of shape {tuple(shape)} are no images, which are "
+            f"{plan.name}: rows of shape {tuple(shape)} are not images, of shape "
             "(height, width) or (height, width, channels)"
         )
     height, width, channels = (*shape, 1)[:3]

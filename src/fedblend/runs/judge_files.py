@@ -78,7 +78,7 @@ def _where(paths: Sequence[Path]) -> str:
 
 def _file_rows(path: Path) -> Sequence[Row]:
     if path.suffix not in (".csv", ".tsv"):
-        raise RunError(f"{path}: is no table (.csv, .tsv) and no history (.json)")
+        raise RunError(f"{path}: is neither a table (.csv, .tsv) nor a history (.json)")
     return read_table(path, "\t" if path.suffix == ".tsv" else ",")
 
 
@@ -101,7 +101,7 @@ def _table(where: str, rows: Sequence[Row], columns: Columns) -> Scores:
             seed = str(sum(client == other for _, other in own))
         if (seed, client) in own:
             place = f"{row[names['method']]!r}, client {client!r}, seed {seed!r}"
-            raise RunError(f"{where}: two scores of method {place}")
+            raise RunError(f"{where}: two scores for method {place}")
         own[seed, client] = _number(row[names["score"]], where)
     return Scores(where, values, tried=len(values))
 

@@ -117,7 +117,7 @@ def pair_differences(
     """
     if reference is not None and reference not in found:
         raise RunError(
-            f"{reference!r}: is no run of the comparison; {hint(reference, found)}"
+            f"{reference!r}: is not a run of the comparison; {hint(reference, found)}"
         )
     pairs = combinations(found, 2)
     if reference is not None:

@@ -137,7 +137,10 @@ def _build(
 
 
 def _not_computed(model: PyTree, batch: Batch) -> Any:
-    raise TypeError("metric: a saved run has its values, and not how to compute it")
+    raise TypeError(
+        "metric: a saved run has the values of metrics, not the functions that "
+        "compute them"
+    )
 
 
 def _flat(models: Mapping[str, Mapping[str, np.ndarray]]):

@@ -108,7 +108,9 @@ class SavedRun:
                 return names.index(client)
             if not client.isdecimal():
                 known = hint(client, names[:20])
-                raise RunError(f"client: {client!r} is no client of this run; {known}")
+                raise RunError(
+                    f"client: {client!r} is not a client of this run; {known}"
+                )
             client = int(client)
         if not 0 <= client < len(names):
             raise RunError(f"client: {client} is not between 0 and {len(names) - 1}")
@@ -264,5 +266,5 @@ class SavedRun:
         chosen = self.seeds[0] if seed is None else seed
         if chosen not in self.seeds:
             known = ", ".join(map(str, self.seeds))
-            raise RunError(f"seed: {chosen} is none of this run's seeds: {known}")
+            raise RunError(f"seed: {chosen} is not a seed of this run: {known}")
         return chosen if isinstance(self.config.run.seed, list) else None

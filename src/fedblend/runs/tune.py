@@ -126,7 +126,7 @@ def check_alpha(config: Config) -> None:
             "choose among fixed ones set algorithm.grid=0"
         )
     if not isinstance(config.run.seed, int):
-        raise ConfigError("run.seed: several; a choice is made for one seed")
+        raise ConfigError("run.seed: has several seeds, but a choice is made for one")
     if config.run.until is not None:
         raise ConfigError("run.until: alphas are compared after the same run.rounds")
 
@@ -154,12 +154,14 @@ def models_folder(out: Path) -> Path:
     """
     folder = out.with_suffix("")
     if folder == out:
-        raise RunError(f"{out}: is the place of a table; --out FILE.csv names one")
+        raise RunError(f"{out}: is not a .csv file, to which the choices are written")
     for path in (out, folder):
         if path.exists():
             raise RunError(f"{path}: exists already; --out names another file")
     if not out.parent.is_dir():
-        raise RunError(f"{out.parent}: is no folder to write {out.name} to")
+        raise RunError(
+            f"{out.parent}: is not a folder, where {out.name} could be written"
+        )
     return folder
 
 

@@ -219,7 +219,10 @@ def choose_arms(
     WEIGHT("guard", guard)
     check_key(spec.key)
     if spec.key.ndim:
-        raise ValueError(f"key: {len(spec.key)} keys; a choice is made for one seed")
+        raise ValueError(
+            f"key: {len(spec.key)} keys, but a choice is made for one seed; pass "
+            f"one key"
+        )
     plan_cohorts(make_cohort(spec.cohort), data.clients)  # before any client trains
     if isinstance(references, str):
         raise UserError("references", references, "a list of names")
@@ -396,8 +399,8 @@ def _deciding(measure: Mapping[str, Metric], by: str | None) -> str:
         raise ValueError(f"by: {by!r} is not measured; it is one of {list(measure)}")
     if measure[by].with_rows is None or not measure[by].mean_of_rows:
         raise ValueError(
-            f"by: {by!r} is no mean over rows, which cross-validation needs; accuracy "
-            "and losses are"
+            f"by: {by!r} is not a mean over rows, which cross-validation needs; use "
+            "accuracy or a loss"
         )
     return by
 

@@ -240,7 +240,7 @@ def client_weights(
         )
     if needs.answers and sampling != "fixed":
         raise ValueError(
-            f"sampling: {sampling!r} has rounds in which nobody takes part, and this "
+            f"sampling: {sampling!r} may draw rounds without clients, but this "
             "algorithm's noise needs cohorts of a fixed size; use dp_fedavg"
         )
     if needs.uniform and name != "uniform":

@@ -16,7 +16,10 @@ from fedblend_federation.cli.machines import (
 )
 
 ServerOption = Annotated[
-    Path, typer.Option("--server", metavar="FILE", help="server.toml.")
+    Path,
+    typer.Option(
+        "--server", metavar="FILE", help="Settings of the server, server.toml."
+    ),
 ]
 
 
@@ -27,25 +30,30 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="The TOML file of the experiment.")],
+    file: Annotated[Path, typer.Argument(help="TOML file of the experiment.")],
     settings: Annotated[
         Path | None,
         typer.Option(
             "--server",
             metavar="FILE",
-            help="server.toml; here or beside the experiment by default.",
+            help="Settings of the server; default: server.toml here or beside FILE.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of results; runs/NAME beside server.toml."),
+        typer.Option(
+            help="Folder of the results; default: runs/NAME beside server.toml."
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where it stopped.")
+        bool, typer.Option("--resume", help="Continue a stopped experiment.")
     ] = False,
     enroll_again: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="A client that has lost its state."),
+        typer.Option(
+            metavar="N",
+            help="Client that lost its state and starts anew; repeat for more.",
+        ),
     ] = None,
 ) -> None:
     """Run an experiment on the nodes, and write results to a folder.
@@ -145,7 +153,9 @@ def log(
 
 
 def stop(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Its folder.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder of the experiment.")
+    ],
     settings: ServerOption = Path("server.toml"),
 ) -> None:
     """Stop an experiment; fedblend federation run with --resume goes on with it.
@@ -165,16 +175,21 @@ def stop(
 def predict(
     data: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="Rows: .csv, .parquet, .npz."),
+        typer.Option(metavar="FILE", help="Rows to predict: .csv, .parquet or .npz."),
     ],
     settings: NodePath = Path("node.toml"),
     client: HostedClient = None,
     experiment: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Whose model; the newest by default."),
+        typer.Option(
+            metavar="ID", help="Experiment whose model predicts; default: the newest."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to; the terminal.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="CSV file of the predictions; default: print them."
+        ),
     ] = None,
 ) -> None:
     """Predict rows on a node, by the model that an experiment left there.
@@ -202,7 +217,7 @@ def predict(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of results.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path(
         "runs/federation-demo"
     ),
 ) -> None:

@@ -18,11 +18,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Days = Annotated[
-    int, typer.Option(metavar="N", help="How long the certificate is valid.")
+    int, typer.Option(metavar="N", help="Days for which the certificate is valid.")
 ]
-NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
+NodePath = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Settings of the node, node.toml.")
+]
 ServerPath = Annotated[
-    Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
+    Path,
+    typer.Argument(
+        metavar="FILE", help="Settings of the server, the server.toml that init wrote."
+    ),
 ]
 
 
@@ -30,10 +35,11 @@ ServerPath = Annotated[
 def describe(
     file: Annotated[Path, typer.Argument(help="A .csv or .parquet table.")],
     client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with the client.")
+        str | None,
+        typer.Option(metavar="NAME", help="Column with the client of each row."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with the target.")
+        str | None, typer.Option(metavar="NAME", help="Column to predict.")
     ] = None,
 ) -> None:
     """Print the data table of a federation whose nodes have tables like this one.
@@ -54,24 +60,34 @@ def describe(
 
 @app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write it; new or empty.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
     host: Annotated[
-        str, typer.Option(metavar="HOST", help="Name or IP by which nodes reach it.")
+        str,
+        typer.Option(
+            metavar="HOST",
+            help="Host name or IP address of the server, as nodes reach it.",
+        ),
     ],
-    nodes: Annotated[
-        str, typer.Option(metavar="A,B,...", help="A name for each node.")
-    ],
-    port: Annotated[int, typer.Option(metavar="N", help="Of the proxy.")] = 443,
+    nodes: Annotated[str, typer.Option(metavar="A,B,...", help="Names of the nodes.")],
+    port: Annotated[
+        int, typer.Option(metavar="N", help="Port of the proxy, which nodes reach.")
+    ] = 443,
     link_port: Annotated[
-        int, typer.Option(metavar="N", help="Of the link behind it, on loopback.")
+        int,
+        typer.Option(
+            metavar="N", help="Port of the link behind the proxy, on loopback."
+        ),
     ] = 8000,
     days: Days = 365,
     clients_per_node: Annotated[
-        int, typer.Option(metavar="N", help="Clients that each node hosts.")
+        int, typer.Option(metavar="N", help="Number of clients that each node hosts.")
     ] = 1,
     with_keys: Annotated[
         bool,
-        typer.Option("--with-keys", help="Make the keys of nodes here; for trials."),
+        typer.Option(
+            "--with-keys",
+            help="Make the private keys of the nodes, too; for trials only.",
+        ),
     ] = False,
 ) -> None:
     """Make certificates and settings for a server and its nodes.
@@ -138,7 +154,7 @@ def roster(
     settings: ServerPath,
     public: Annotated[
         list[Path],
-        typer.Argument(metavar="PUBLIC...", help="Files public.toml of nodes."),
+        typer.Argument(metavar="PUBLIC...", help="The public.toml of every node."),
     ],
 ) -> None:
     """Collect the public keys of nodes into roster.toml, and show fingerprints.
@@ -163,7 +179,9 @@ def roster(
 
 @app.command("renew")
 def renew(
-    folder: Annotated[Path, typer.Argument(help="That init wrote, with its ca.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder that init wrote, with its subfolder ca.")
+    ],
     days: Days = 365,
 ) -> None:
     """Make a new key and certificate for the server, before the old one ends.
@@ -210,18 +228,21 @@ def doctor(
 
 @app.command("audit")
 def audit(
-    file: Annotated[Path, typer.Argument(help="An audit file, audit.jsonl.")],
+    file: Annotated[Path, typer.Argument(help="Audit to check, audit.jsonl.")],
     head: Annotated[
         str | None,
-        typer.Option(metavar="HASH", help="A hash that was once the newest."),
+        typer.Option(metavar="HASH", help="Hash of a line that was once the newest."),
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The audit of the other side."),
+        typer.Option(metavar="FILE", help="Audit of the other side, to compare with."),
     ] = None,
     client: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Whose audit this is, against a server's."),
+        typer.Option(
+            metavar="N",
+            help="Client whose audit FILE is, if --against is the server's.",
+        ),
     ] = None,
 ) -> None:
     """Check that no line of an audit was changed, removed or swapped.
@@ -253,7 +274,7 @@ def audit(
 
 HostedClient = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Which client, on a node that hosts several."),
+    typer.Option(metavar="N", help="Client of a node that hosts several."),
 ]
 
 
@@ -301,14 +322,18 @@ def node(
     flower_only: Annotated[
         bool,
         typer.Option(
-            "--flower-only", help="Without rows; another user runs the worker."
+            "--flower-only",
+            help="Run without access to rows; another user runs the worker.",
         ),
     ] = False,
     supernode: Annotated[
         bool,
         typer.Option(
             "--supernode",
-            help="Flower's SuperNode, which runs the server's app and needs a worker.",
+            help=(
+                "Run Flower's SuperNode, which runs the server's app and needs a "
+                "worker."
+            ),
         ),
     ] = False,
 ) -> None:
@@ -339,7 +364,7 @@ def worker(
     settings: NodePath = Path("node.toml"),
     group: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A group whose users may connect, too."),
+        typer.Option(metavar="NAME", help="Group of users who may connect, too."),
     ] = None,
 ) -> None:
     """Reply to a node's messages, as the user who may read its rows.

@@ -142,7 +142,7 @@ class FleetClient:
             if isinstance(whole, RecordDict):
                 self.pause = pause_in(whole)
         except Exception as error:
-            raise Foreign(f"no message of Flower: {type(error).__name__}") from None
+            raise Foreign(f"not a message of Flower: {type(error).__name__}") from None
         if not data:
             raise Foreign("a message without fedblend's record")
         return data

@@ -64,7 +64,7 @@ def content_of(parts: Mapping[str, bytes], tree: Tree) -> RecordDict | Error:
     if isinstance(found, ConfigRecord):
         return RecordDict({RECORD: found})
     if not isinstance(found, Message):
-        raise ValueError("the reply is no message of ours")
+        raise ValueError("the reply is not a message of fedblend")
     return found.error if found.has_error() else found.content
 
 

@@ -189,7 +189,9 @@ def _line(event: str, fields: dict[str, Any], previous: str) -> tuple[str, bytes
     digest = _hash(entry)
     line = json.dumps({**entry, "hash": digest}, allow_nan=False).encode() + b"\n"
     if len(line) > LONGEST:
-        raise AuditError(f"event {event}: {len(line)} bytes; at most {LONGEST} fit")
+        raise AuditError(
+            f"event {event}: {len(line)} bytes; at most {LONGEST} are allowed"
+        )
     return digest, line
 
 

@@ -297,7 +297,7 @@ def _node_of(settings: ServerSettings, public: PublicKeys, file: Path) -> NodeEn
     for node in settings.nodes:
         if sorted(node.client_ids) == clients:
             return node
-    raise RunError(f"{file}: {name_clients(clients)}: is no node of server.toml")
+    raise RunError(f"{file}: {name_clients(clients)}: is not a node of server.toml")
 
 
 def _refuse_other(place: Path, file: Path) -> None:

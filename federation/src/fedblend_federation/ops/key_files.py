@@ -25,21 +25,21 @@ def node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     Raises:
         RunError: one line: the file cannot be read, or is no such key.
     """
-    what = "private key of OpenSSH, as ssh-keygen -t ecdsa -b 384 makes"
+    what = "a private key of OpenSSH, as ssh-keygen -t ecdsa -b 384 makes"
     load = load_ssh_private_key
     return read(path, lambda data: load(data, None), ec.EllipticCurvePrivateKey, what)
 
 
 def public_node_key(path: Path) -> ec.EllipticCurvePublicKey:
     """The public half of a node's key; raises as above."""
-    what = "public key of OpenSSH, ECDSA"
+    what = "a public key of OpenSSH, ECDSA"
     return read(path, load_ssh_public_key, ec.EllipticCurvePublicKey, what)
 
 
 def certificate(path: Path) -> x509.Certificate:
     """A certificate in PEM format; raises as above."""
     load = x509.load_pem_x509_certificate
-    return read(path, load, x509.Certificate, "certificate in PEM format")
+    return read(path, load, x509.Certificate, "a certificate in PEM format")
 
 
 def read(path: Path, load: Callable[[bytes], Any], kind: type[Kind], what: str) -> Kind:
@@ -51,5 +51,5 @@ def read(path: Path, load: Callable[[bytes], Any], kind: type[Kind], what: str) 
     except (ValueError, TypeError, UnsupportedAlgorithm):
         found = None
     if not isinstance(found, kind):
-        raise RunError(f"{path}: is no {what}")
+        raise RunError(f"{path}: is not {what}")
     return found

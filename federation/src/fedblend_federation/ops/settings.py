@@ -111,7 +111,9 @@ class _Clients(Table):
     def _some_client(self) -> Self:
         one, several = self.client is not None, self.clients is not None
         if one and several:
-            raise SettingError("clients", "is there beside client; give one of them")
+            raise SettingError(
+                "clients", "is given in addition to client; give one of them"
+            )
         if not one and not several:
             raise SettingError("client", "is missing; or give clients, a list")
         if several and not self.clients:

@@ -131,4 +131,6 @@ def _group(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise RunError(f'--group: "{name}" is no group of this machine') from None
+        raise RunError(
+            f'--group: "{name}" is not a group of users on this machine'
+        ) from None

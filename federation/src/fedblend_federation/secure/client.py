@@ -124,7 +124,7 @@ def join(job: Job) -> bytes:
         raise Refusal(f"message: nothing joins in round {job.request.round}")
     enrolled = state.read_record(job.place, f"reply-{ENROLLED}")
     if enrolled is None:
-        raise Refusal("reply: this node has lost that to its enrollment")
+        raise Refusal("reply: this node has lost its reply to the enrollment")
     kept = decode(enrolled.data)
 
     def values() -> np.ndarray:
@@ -268,7 +268,9 @@ def _mask_answer(
     if before is not None and known["source"] == source:
         own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
     elif again:
-        raise Refusal("update: is not that of the first time; a mask hides one answer")
+        raise Refusal(
+            "update: differs from the first answer; a mask hides one answer only"
+        )
     else:
         own = values()
     if not again:
@@ -311,7 +313,7 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     _check_enough(job, attempt, sharing, "shared")
     largest: Any = fields.get("largest")
     if type(largest) is not float or not 0 < largest <= MOST_WEIGHT:
-        raise Refusal(f"message: {largest!r:.40} is no largest weight")
+        raise Refusal(f"message: {largest!r:.40} is not a largest weight")
     rows = 1 if _weights(job) == "uniform" else job.executor.train_rows
     view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
     return view, min(float(coarse(np.asarray(float(rows)))), largest) / largest
@@ -377,7 +379,7 @@ def _attempt(job: Job) -> Attempt:
     if job.request.round < ENROLLED:
         raise Refusal(f"message: there is no round {job.request.round}")
     if type(number) is not int or not 0 <= number < MAX_ATTEMPTS:
-        raise Refusal(f"message: {number!r:.40} is no number of an attempt")
+        raise Refusal(f"message: {number!r:.40} is not the number of an attempt")
     members = some_of(fields.get("members"), means.roster, "nodes of roster.toml")
     if client not in members:
         raise Refusal(f"message: client {client} is not a member of this cohort")
@@ -466,6 +468,7 @@ def refuse_near(
     differ = job.ledger.nearest(model, weights, cohort)
     if differ < least:
         raise Refusal(
-            "policy accept.min_cohort: a sum of this model was opened, with other "
-            f"weights or {differ} other clients; allowed: the same, or {least} others"
+            "policy accept.min_cohort: an opened sum of this model differs by "
+            f"{differ} clients or by weights; allowed: the same sum again, or one with "
+            f"at least {least} other clients"
         )

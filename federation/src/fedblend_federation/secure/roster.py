@@ -116,7 +116,7 @@ def private_key(data: bytes, path: Path) -> X25519PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, X25519PrivateKey):
-        raise ConfigError(f"{path}: is no key of X25519 in PEM format")
+        raise ConfigError(f"{path}: is not an X25519 key in PEM format")
     return key
 
 

@@ -319,7 +319,9 @@ def _change_form(
         return model
     outputs = LOSSES[loss].outputs
     if outputs is None:
-        raise ConfigError(f'model.ensemble: there is none of models with loss "{loss}"')
+        raise ConfigError(
+            f'model.ensemble: no ensemble can be made of models with loss "{loss}"'
+        )
     return models.ensemble(model, number, outputs=outputs)
 
 

@@ -121,7 +121,7 @@ class Schema(NamedTuple):
             ]
             return cls(tuple(_check_column(one) for one in columns))
         except (LookupError, TypeError, AttributeError):
-            raise ValueError("these are no records of a schema") from None
+            raise ValueError("this is not the record of a schema") from None
 
 
 def _check_column(column: Column) -> Column:
@@ -136,7 +136,7 @@ def _check_column(column: Column) -> Column:
         and {type(column.other), type(column.missing)} == {bool}
         and all(isinstance(one, int | float) for one in column.missing_values)
     ):
-        raise ValueError(f"column {column.name!r:.40} is none of a schema")
+        raise ValueError(f"column {column.name!r:.40} is not in the schema")
     return column._replace(
         categories=tuple(column.categories),
         parts=tuple(column.parts),

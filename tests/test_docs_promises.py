@@ -1,0 +1,70 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What README.md and the docs promise is what the code does."""
+
+import inspect
+import re
+from pathlib import Path
+
+from fedblend.registry import ALGORITHMS
+from fedblend.runs.auto import network
+
+ROOT = Path(__file__).parents[1]
+ONE_MODEL = "compressed_scaffnew fedavg fedopt fedprox locodl scaffnew scaffold svrg"
+"""Algorithms, outside of contrib, with which all clients deploy the same model."""
+TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9(),]", "", name.lower().replace("(lora)", ""))
+
+
+def conformance_rows() -> str:
+    """The first two cells of rows, which name an algorithm or an equation; headings."""
+    lines = text("docs/conformance.md").splitlines()
+    return plain(" ".join(line[:200] for line in lines if line[:2] in ("| ", "##")))
+
+
+def test_every_personal_method_that_is_counted_has_a_row_of_conformance():
+    counted = text("docs/libraries.md").partition("The 23 of fedblend: ")[2]
+    methods = plain(counted.partition(".\n")[0]).split(",")
+    assert len(methods) == 23
+    assert re.search(r"\| personal methods [^|]*\| 23 \|", text("README.md"))
+    assert [name for name in methods if name not in conformance_rows()] == []
+
+
+def test_every_personal_method_that_is_registered_has_a_row_of_conformance():
+    page = plain(text("docs/conformance.md"))
+    homes = {name: entry.build.__module__ for name, entry in ALGORITHMS.items()}
+    confirmed = [
+        name
+        for name, home in homes.items()
+        if home.startswith("fedblend.algorithms.") and name not in ONE_MODEL.split()
+    ]
+    assert len(confirmed) > 20
+    assert [name for name in confirmed if plain(name) not in page] == []
+
+
+def test_every_equation_of_apfl_has_a_row_of_conformance():
+    module = inspect.getmodule(ALGORITHMS["apfl"].builder)
+    equations = set(re.findall(r"\(\d+\)", (module and module.__doc__) or ""))
+    assert equations >= {"(6)", "(7)", "(8)", "(9)", "(10)"}
+    assert [one for one in sorted(equations) if one not in conformance_rows()] == []
+
+
+def test_the_tests_that_are_named_exist():
+    missing = [
+        f"{page.name}: {file}::{name}"
+        for page in (ROOT / "docs").glob("*.md")
+        for file, name in TEST.findall(page.read_text(encoding="utf-8"))
+        if f"def {name}(" not in text(file)
+    ]
+    assert missing == []
+
+
+def test_the_largest_table_for_networks():
+    assert f"more than {network.MOST_ROWS:,} rows" in text("docs/limits.md")
