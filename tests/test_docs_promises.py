@@ -4,10 +4,12 @@
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 from fedblend.registry import ALGORITHMS
 from fedblend.runs.auto import network
+from fedblend.runs.auto.candidates import CANDIDATES
 
 ROOT = Path(__file__).parents[1]
 ONE_MODEL = "compressed_scaffnew fedavg fedopt fedprox locodl scaffnew scaffold svrg"
@@ -66,5 +68,58 @@ def test_the_tests_that_are_named_exist():
     assert missing == []
 
 
+def verdicts(page: str) -> list[list[int]]:
+    """The numbers beside each page of results, without those at a paper's sizes."""
+    rows = re.findall(r"^\| \[[^]]+\]\((?:docs/)?results/.*", text(page), re.M)
+    numbers = [
+        re.findall(r"(?<=\| )\d+(?= \|)", row) for row in rows if "sizes" not in row
+    ]
+    return [[int(one) for one in row] for row in numbers if row]
+
+
+def test_the_claims_and_their_verdicts():
+    """The table of README.md is that of the evidence, which counts its own rows."""
+    shown, kept = verdicts("README.md"), verdicts("docs/evidence.md")
+    assert shown == [counts[1:] for counts in kept]
+    total = [sum(column) for column in zip(*shown, strict=True)]
+    assert f"| all | {total[0]} | {total[1]} | {total[2]} |" in text("README.md")
+    assert f"{sum(total)} claims, each with a criterion" in text("README.md")
+    pages = text("docs/evidence.md")
+    words = ("reproduced", "partly", "not reproduced")
+    at_sizes = [2, 1, 0]
+    assert [pages.count(f"[{word}](results/") for word in words] == [
+        one + more for one, more in zip(total, at_sizes, strict=True)
+    ]
+
+
+def test_the_versions_of_python():
+    files = [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml")]
+    asked = {
+        tomllib.loads(file.read_text())["project"]["requires-python"] for file in files
+    }
+    assert asked == {">=3.11"}
+    assert "Python 3.11 or newer" in text("README.md")
+
+
+def test_what_every_method_sends_and_who_accepts_it():
+    table = text("docs/what_leaves.md").partition("## By method")[2].partition("## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \| [^|]* \| (accepts|refuses)", table, re.M)
+    said = {
+        name: word for names, word in rows for name in re.findall(r"`(\w+)`", names)
+    }
+    known = {
+        name: "accepts"
+        if {*entry.sends} <= {"update"} and entry.reads == "gradients"
+        else "refuses"
+        for name, entry in ALGORITHMS.items()
+    }
+    assert {name: said.get(name) for name in known} == known
+
+
 def test_the_largest_table_for_networks():
     assert f"more than {network.MOST_ROWS:,} rows" in text("docs/limits.md")
+
+
+def test_every_candidate_of_auto_has_a_row():
+    page = text("docs/auto.md")
+    assert [one for one in CANDIDATES if f"\n| {one.title} |" not in page] == []

@@ -46,9 +46,10 @@ def half_steps(
 '''
 PROGRAM = f"""
 import sys
+home = sys.argv[2]
 sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "contract")!r}]
 from importlib.util import find_spec, module_from_spec
-spec = find_spec("fedblend.algorithms")
+spec = find_spec(home)
 spec.submodule_search_locations.append(sys.argv[1])
 sys.modules[spec.name] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules[spec.name])
@@ -56,7 +57,7 @@ spec.loader.exec_module(sys.modules[spec.name])
 import fedblend as fb
 from fedblend.cli import main
 assert main(["list", "algorithms"]) == 0
-assert fb.algorithms.half_steps.__module__ == "fedblend.algorithms.half_steps"
+assert fb.algorithms.half_steps.__module__ == home + ".half_steps"
 
 from fedblend.config.config import check
 from fedblend.errors import ConfigError
@@ -78,11 +79,12 @@ usual_run("half_steps")
 """
 
 
-def test_a_file_in_the_package_is_all_that_a_new_algorithm_needs(tmp_path):
+@pytest.mark.parametrize("home", ["fedblend.algorithms", "fedblend.contrib"])
+def test_a_file_in_the_package_is_all_that_a_new_algorithm_needs(tmp_path, home):
     """``fb.algorithms.NAME``, list, config, policy and the contract suite find it."""
     (tmp_path / "half_steps.py").write_text(NEW)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(tmp_path), home],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "200"},

@@ -19,6 +19,7 @@ import pytest
 
 from fedblend.cli import main, run, screen
 from fedblend.config import toml
+from fedblend.data.datasets import DATASETS
 
 TINY = {
     "version": 1,
@@ -255,6 +256,13 @@ def test_show_and_lists(capsys, finished):
     assert "terms: NIST SD 19" in said and "digits_only: default false" in said
     assert main(["data", "get", "digits"]) == 0
     assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_the_terms_of_every_dataset_are_printed(capsys, name):
+    assert main(["data", "info", name]) == 0
+    assert f"terms: {DATASETS[name].license}\n" in capsys.readouterr().out
+    assert len(DATASETS[name].license) > 4
 
 
 def test_seeds_in_all_spellings():

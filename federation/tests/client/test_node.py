@@ -220,13 +220,14 @@ def test_a_node_of_another_experiment_does_not_join(tmp_path):
     assert "was not asked for" in str(trial.events("stray"))
 
 
-def test_a_failure_at_a_node_is_reported_without_its_text(tmp_path):
+@pytest.mark.parametrize("kind", [KeyError, ValueError, TypeError, RuntimeError])
+def test_a_failure_at_a_node_is_reported_without_its_text(tmp_path, kind):
     trial = Recorded(tmp_path)
     trial.run(rounds=1)
     node = trial.node(1)
 
     def fail(terms):
-        raise KeyError("a row of somebody")
+        raise kind("a row of somebody")
 
     def note(event, **fields):
         raise OSError("full")
@@ -234,7 +235,7 @@ def test_a_failure_at_a_node_is_reported_without_its_text(tmp_path):
     permissions = node.permissions()._replace(executor=fail)
     node.permissions = lambda: permissions
     answer = messages.decode(node.reply(trial.of("round", 0)))
-    assert answer.fields == {"reason": "failed: KeyError"}
+    assert answer.fields == {"reason": f"failed: {kind.__name__}"}
     assert "a row of somebody" in str(trial.events("refused")[-1])
     node.note = note
     assert messages.decode(node.reply(b"")).kind == "refused"
