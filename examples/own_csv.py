@@ -41,7 +41,7 @@ with tempfile.TemporaryDirectory() as folder:
     # A file of your own is read alike.
     table = fb.data.read(path, target="outcome", client="clinic")
     parts = fb.partition.by_key(table.keys)
-    federated_data = fb.federate(table.rows, parts, test=0.3)
+    federated_data = fb.data.federate_dataset(table, parts, test=0.3)
 
 print(f"{federated_data.clients} clients, classes {table.label_names}")
 model = fb.models.build("logistic", (4,), table.outputs)

@@ -425,6 +425,7 @@ def test_the_examples_of_the_page_run(capsys):
     changes = {"400)": "40)", "rounds=40": "rounds=2", "every=40": "every=2"}
     changes |= {"rounds=32": "rounds=8", "every=32": "every=8"}
     changes |= {"cohort=100": "cohort=10", "cohort=50": "cohort=5"}
+    changes |= {"Cohort(100": "Cohort(10", "Cohort(50": "Cohort(5"}
     for block in shown("python"):
         for old, new in changes.items():
             block = block.replace(old, new)

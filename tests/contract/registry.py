@@ -125,6 +125,10 @@ ALGORITHMS = {
     "svrg": lambda p: fb.algorithms.svrg(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), refresh=0.5
     ),
+    # With a ridge, as systems that are nearly singular magnify rounding.
+    "hierarchical": lambda p: fb.algorithms.hierarchical(
+        p.loss, fb.Work(RATE, steps=2, batch_size=2), ridge=0.1
+    ),
     "flix(scaffold)": _flix,
     "apfl": _apfl,
     "apfl agnostic": lambda p: fb.algorithms.apfl_agnostic(

@@ -111,7 +111,7 @@ def test_diana_converges_and_saves_floats(data_home):
         assert 1.2 < saving["floats"] < 2.2
         assert 1 < saving["bits_with_places"] < saving["floats"]
         assert 1 < saving["floats_with_first_message"] < saving["floats"]
-    assert set(found.figures) == {"rounds", "floats"}
+    assert set(found.figures) == {"rounds", "floats", "both"}
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_dcgd_stays_in_a_neighborhood(data_home):
     assert 1e-4 < plateau["floor"][0] < plateau["theory"][0]
     assert plateau["largest_over_bound"][0] <= 1
     assert found.numbers["dgd_ends_at"]["ijcnn1"] < 1e-13
-    assert set(found.figures) == {"rounds", "floats"}
+    assert set(found.figures) == {"rounds", "floats", "both"}
 
 
 @pytest.mark.slow
@@ -138,4 +138,4 @@ def test_without_a_penalty(data_home):
     (optimum,) = found.numbers["optimum"].values()
     assert optimum["residual"] <= 1e-10
     assert max(found.numbers["largest_gradient_norm_of_x_i"].values()) <= 1e-3
-    assert len(found.figures) == 4
+    assert len(found.figures) == 6

@@ -164,6 +164,7 @@ def hierarchical(
         if not share:
             return down, server
         shared, layout = trees.ravel(down.shared)
+        wide = jnp.promote_types(shared.dtype, jnp.float32)
         penalty = _fill_kinds(down.shared, 0.0, ridge)
         gradient = trees.ravel(aggregate.mean.delta)[0] + penalty * shared
         places = jnp.triu_indices(len(shared))
@@ -173,11 +174,13 @@ def hierarchical(
             .set(aggregate.mean.extra["hierarchical"])
         )
         curve = upper + jnp.triu(upper, 1).T + jnp.diag(penalty)
-        # Softmax leaves one direction free: no step there, and the optimum stays.
-        least = jnp.finfo(curve.dtype).eps * jnp.diagonal(curve).max()
-        curve = curve + 10 * least * jnp.eye(len(shared), dtype=curve.dtype)
+        # Softmax leaves a direction free, in which rounding alone would decide: no step
+        # there, and the optimum stays.
+        values, axes = jnp.linalg.eigh(curve.astype(wide))
+        bent = values > 10 * jnp.finfo(wide).eps * values[-1]
+        along = jnp.where(bent, axes.T @ gradient, 0) / jnp.where(bent, values, 1)
         rate = jnp.asarray(work.optimizer, shared.dtype)
-        moved = shared - rate * solve_system(curve, gradient)
+        moved = shared - rate * (axes @ along).astype(shared.dtype)
         return down._replace(shared=trees.unravel(moved, layout)), server
 
     def personal(down, client, shard, key):
