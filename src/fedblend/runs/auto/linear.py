@@ -12,7 +12,7 @@ for all models. For squared errors one step is exact.
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, log_expit, log_softmax
@@ -282,3 +282,67 @@ def _joint_in_row_spaces(kind: str, rows: PooledRows, scales: np.ndarray) -> np.
     found = _joint(kind, narrow, ones, np.zeros(ones.shape[1]), False)
     u = found.reshape(clients, -1, most) @ bases.transpose(0, 2, 1)
     return (scale * u).reshape(clients, -1)
+
+
+class Coefficients(NamedTuple):
+    """What models share and what is a client's own, with standard errors.
+
+    A client's model is ``shared + own[client]``; without a shared model it is ``own``.
+    """
+
+    shared: np.ndarray
+    shared_error: np.ndarray
+    own: np.ndarray
+    own_error: np.ndarray
+    freedom: float
+    """Rows less coefficients, which count by how freely they are fitted."""
+
+
+def coefficients(
+    kind: str,
+    rows: PooledRows,
+    outputs: int,
+    *,
+    level: float = 0.0,
+    slopes: float = 0.0,
+    ridge: float = 0.0,
+    share: bool = True,
+) -> Coefficients:
+    """The parts of ``hierarchical_models``, of one output, and how sure they are.
+
+    The covariance is the inverse of the objective's Hessian, for squared errors times
+    their variance: so own parts have the errors of random effects.
+    """
+    options = {"level": level, "slopes": slopes, "ridge": ridge, "share": share}
+    models = hierarchical_models(kind, rows, outputs, **options)
+    variance = _entry_vector(rows, outputs, level, slopes)
+    penalty = len(rows.targets) * _entry_vector(rows, outputs, 0.0, ridge)
+    scores = rows.scores(models)
+    first, second = _derivatives(kind, scores, rows.targets)
+    slope = np.stack([(first[at].T @ rows.inputs[at]).ravel() for at in rows.clients])
+    curve = np.stack([_curvature(rows.inputs[at], second[at]) for at in rows.clients])
+    # Where the objective is least, so is u_i = own / scale: u_i = -scale * slope_i.
+    own = -variance * slope if share else models
+    shared = (models - own).mean(axis=0)
+    scale = np.sqrt(variance)
+    cross = curve * scale
+    inner = np.linalg.inv(scale[:, None] * cross + np.eye(len(scale)))
+    own_error, shared_error = np.diagonal(inner, 0, 1, 2), np.zeros(len(scale))
+    used = own_error.sum()
+    if share:
+        total = (curve - cross @ inner @ cross.transpose(0, 2, 1)).sum(axis=0)
+        covariance = np.linalg.pinv(total + np.diag(penalty), hermitian=True)
+        back = inner @ cross.transpose(0, 2, 1)
+        own_error = own_error + np.einsum("cij,jk,cik->ci", back, covariance, back)
+        shared_error = np.diagonal(covariance)
+        used = own_error.sum() + penalty @ shared_error
+    every = own.size + share * len(shared)
+    freedom = max(len(rows.targets) - (every - used), 1.0)
+    noise = (first**2).sum() / freedom if kind == "regression" else 1.0
+    return Coefficients(
+        shared,
+        np.sqrt(noise * shared_error),
+        own,
+        np.sqrt(noise * variance * own_error),
+        float(freedom),
+    )
