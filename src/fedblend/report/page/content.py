@@ -11,11 +11,14 @@ import numpy as np
 from fedblend.errors import RunError
 from fedblend.report import verdict as words
 from fedblend.report.clients import STATUS, one_client, plain_clients, take_clients
+from fedblend.report.page.auto_page import (
+    auto_client_content,
+    auto_content,
+    read_auto,
+)
 from fedblend.report.page.run_values import (
-    AUTO_ALONE,
     Plain,
     RunFiles,
-    auto_verdict,
     describe_run,
     read_run,
     refuse_damage,
@@ -23,7 +26,7 @@ from fedblend.report.page.run_values import (
     run_results,
 )
 from fedblend.report.series import MOST_POINTS, number
-from fedblend.runs.paired import ALONE, contenders, pair_differences
+from fedblend.runs.paired import contenders, pair_differences
 
 MOST_CELLS = 900_000
 """Cells of all tables of clients on a page; further columns are left out."""
@@ -46,13 +49,11 @@ def page_content(
         verdict: sentences to show on top instead of those from the summaries.
         metric: the metric of the verdict, shown first; the main one if None.
     """
-    kept = None if verdict else auto_verdict(paths)
-    if kept is None:
-        runs = [read_run(path) for path in run_folders(paths)]
-        labels = _labels(runs)
-    else:
-        runs = [read_run(paths[0] / "runs" / name) for name in kept.titles]
-        labels, metric = list(kept.titles.values()), kept.metric
+    auto = read_auto(paths[0]) if len(paths) == 1 and not verdict else None
+    if auto is not None:
+        return auto_content(auto)
+    runs = [read_run(path) for path in run_folders(paths)]
+    labels = _labels(runs)
     if not runs:
         raise RunError("no run to report: name the folder of at least one")
     abouts = list(map(describe_run, runs, labels))
@@ -64,8 +65,7 @@ def page_content(
     plain = [
         run_results(*one, points, room) for one in zip(runs, abouts, heads, strict=True)
     ]
-    alone = kept and kept.titles.get(AUTO_ALONE)
-    pairs, untested = _differences(runs, labels, metric, alone)
+    pairs, untested = _differences(runs, labels, metric)
     if len(runs) == 1:
         with refuse_damage(runs[0]):
             tone, lines = words.sentences(runs[0].summary, runs[0].clients)
@@ -73,10 +73,6 @@ def page_content(
         tone, lines = _compare_heads(dict(zip(labels, heads, strict=True)), pairs)
     if untested:
         tone, lines = "open", [*lines, f"Differences are not tested: {untested}."]
-    if kept is not None:
-        tone, lines = kept.tone, kept.verdict
-        for run in plain:
-            run["settings"] = {}  # methods, and not a sweep over their numbers
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "tone": tone,
@@ -90,15 +86,9 @@ def page_content(
 
 
 def _differences(
-    runs: Sequence[RunFiles],
-    labels: Sequence[str],
-    metric: str | None,
-    reference: str | None = None,
+    runs: Sequence[RunFiles], labels: Sequence[str], metric: str | None
 ) -> tuple[list[Plain], str | None]:
-    """All pairs of runs and training alone, tested; or why there is no test.
-
-    With a reference all others are compared with that run only.
-    """
+    """All pairs of runs and training alone, tested; or why there is no test."""
     count = len(runs) * (len(runs) + 1) // 2
     if len(runs) < 2 or any(run.summary is None for run in runs):
         return [], None
@@ -109,11 +99,7 @@ def _differences(
         return [], "these are too many runs and clients to test on a page"
     folders = {label: run.folder.path for label, run in zip(labels, runs, strict=True)}
     try:
-        found = contenders(folders)
-        if reference is not None:
-            # It is the same as the run that is the reference.
-            found.pop(ALONE, None)
-        tested = pair_differences(found, metric and [metric], reference=reference)
+        tested = pair_differences(contenders(folders), metric and [metric])
     except RunError as error:
         return [], str(error)
     return [
@@ -155,13 +141,13 @@ def client_content(path: Path, client: str) -> Plain:
     Means over clients are left out as well: those of two clients tell the other's.
 
     Args:
-        path: the folder of a finished run, or of ``fedblend auto``: then the page is
-            about the deployed method.
+        path: the folder of a finished run, or of ``fedblend auto``: then the page says
+            what the verdict means for this client.
         client: its id or name.
     """
-    kept = auto_verdict([path])
-    if kept is not None:
-        path = path / "runs" / next(iter(kept.titles))
+    auto = read_auto(path)
+    if auto is not None:
+        return auto_client_content(auto, client)
     run = read_run(path)
     if run.summary is None or run.clients is None:
         raise RunError(f"{path}: this run is not finished; --resume continues it")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.algorithms.local_only import local_only
 from fedblend.errors import RunError
 from fedblend.report import measures
 from fedblend.report import verdict as words
@@ -17,12 +16,8 @@ from fedblend.report.clients import ClientColumns, plain_clients, read_clients
 from fedblend.report.measures import Row
 from fedblend.report.series import higher_is_better, learning_curves, number
 from fedblend.runs.run_folder import Folder, read_json, read_rows, read_summary
-from fedblend.stats.intervals import LEVEL
 
 DAMAGED = (KeyError, TypeError, AttributeError, IndexError, ValueError)
-
-AUTO_ALONE = local_only.__name__
-"""The folder in which ``fedblend auto`` keeps training alone."""
 
 Plain = dict[str, Any]
 
@@ -88,50 +83,6 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         is_run = (path / "metrics.jsonl").is_file() or not inner
         found += [path] if is_run else [file.parent for file in inner]
     return found
-
-
-class Kept(NamedTuple):
-    """What ``fedblend auto`` found in the folder that it wrote."""
-
-    verdict: list[str]
-    metric: str | None
-    """The criterion."""
-    titles: dict[str, str]
-    """The methods by the names of their folders, the deployed one first."""
-    tone: str
-    """As of ``verdict.sentences``."""
-
-
-def auto_verdict(paths: Sequence[Path]) -> Kept | None:
-    """The verdict of ``fedblend auto``, where one was reached."""
-    file = paths[0] / "auto.json" if len(paths) == 1 else None
-    if file is None or not file.is_file():
-        return None
-    state = read_json(file)
-    try:
-        lines = [str(line) for line in state.get("verdict") or ()]
-        if not lines or not state["findings"]:
-            return None
-        lines = [*map(str, state.get("warnings", ())), *lines]
-        found = state["findings"]
-        places = {path.name for path in run_folders(paths)}
-        done = {name: of for name, of in state["methods"].items() if name in places}
-        order = sorted(done, key=lambda name: name != found["choice"]["method"])
-        titles = {name: str(done[name]["title"]) for name in order}
-        tone = "open" if state["deploy"] is None else _tone(found)
-        return Kept(lines, state["metric"], titles, tone)
-    except DAMAGED:
-        raise RunError(f"{file}: is damaged") from None
-
-
-def _tone(found: Plain) -> str:
-    """Whether taking part pays, by what ``fedblend auto`` found."""
-    choice, (_, low, _) = found["choice"], found["mean_gain"]
-    if choice["method"] == AUTO_ALONE:
-        return "bad" if found["answer"] == "alone" else "open"
-    if found["p"] is None or found["p"] >= LEVEL or low is None or low <= 0:
-        return "open"
-    return "mixed" if found["who"]["harmed"] else "good"
 
 
 @contextmanager

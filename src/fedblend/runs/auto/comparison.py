@@ -27,6 +27,7 @@ from fedblend.runs.auto import candidates, description, sentences
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
 from fedblend.runs.auto.contest import CRITERIA, Contest
 from fedblend.runs.auto.folder import method_rows, open_state
+from fedblend.runs.auto.insight import insight
 from fedblend.runs.auto.kept_runs import keep_run
 from fedblend.runs.auto.tuning import Split, Table, measure_constants
 from fedblend.runs.auto.verdict import (
@@ -254,6 +255,12 @@ class AutoComparison:
         )
         state["findings"] = found.plain()
         state["deploy"] = found.choice.method if found.informative else None
+        settings = {name: of["setting"] for name, of in methods.items()}
+        tables, facts = insight(tested, trained, found, settings)
+        state |= facts
+        for name, rows in tables.items():
+            self.out.mkdir(parents=True, exist_ok=True)
+            run_folder.write_table(self.out / f"{name}.csv", rows)
 
     def _run(self, seeds: list[int]) -> None:
         """The runs that are kept: training alone, FedAvg, and the choice."""

@@ -121,6 +121,7 @@ def explain_gaps(
     names: Sequence[str],
     preprocessing: Preprocessing | None,
     ridge: float = 1e-3,
+    fewest: int = FEWEST,
 ) -> list[ClientGap]:
     """Why each client differs from the others, of those with enough rows.
 
@@ -131,6 +132,7 @@ def explain_gaps(
         names: of the clients.
         preprocessing: what made the inputs; without it columns are not looked at.
         ridge: penalty on the slopes of the shared model.
+        fewest: rows of a client that is looked at.
     """
     penalty = np.full((outputs, rows.inputs.shape[1]), ridge * len(rows.targets))
     penalty[:, 0] = 0.0
@@ -138,7 +140,7 @@ def explain_gaps(
     everybody = None
     found, tests = [], []
     for client, at in enumerate(rows.clients):
-        if rows.counts[client] < FEWEST:
+        if rows.counts[client] < fewest:
             continue
         others = everybody
         if others is None:

@@ -113,7 +113,7 @@ function table(caption, headings, rows, numbersFrom = 1) {
   const cell = (tag, value, place, more = {}) =>
     el(tag, { class: place >= numbersFrom ? "number" : null, ...more }, value);
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("caption", {}, caption),
+    el("table", {}, caption ? el("caption", {}, caption) : null,
       el("thead", {}, el("tr", {}, headings.map((text, place) => cell("th", text, place, { scope: "col" })))),
       el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value, place) =>
         place ? cell("td", value, place) : cell("th", value, place, { scope: "row" })))))));

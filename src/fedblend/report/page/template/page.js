@@ -61,6 +61,23 @@ function showOne(content) {
   document.getElementById("contents").remove();
 }
 
+// Texts and tables that Python made: the page of fedblend auto, and that of its clients.
+function blockOf(block) {
+  const cell = (value) => (Array.isArray(value) ? intervalPicture(...value) : value ?? "");
+  if (block.heads) return table("", block.heads, block.rows.map((row) => row.map(cell)), block.texts);
+  if (block.fold) return el("details", {}, el("summary", {}, block.fold), el("pre", { tabindex: "0" }, block.text));
+  if (block.commands) return el("dl", { class: "facts steps" }, block.commands.flatMap(([line, words]) => [el("dt", {}, words), el("dd", {}, el("code", {}, line))]));
+  return el("ul", { class: "lines" }, block.lines.map((line) => el("li", {}, line)));
+}
+
+function showSections(content) {
+  if (content.kind) document.getElementById("kind").textContent = content.kind;
+  document.getElementById("about").textContent = content.about;
+  document.getElementById("tiles").replaceChildren(...content.tiles.map((one) => tileOf(one.words, one.value, one.more, one.tone)));
+  document.getElementById("contents").replaceChildren(...content.sections.map((one) => el("a", { href: `#${one.id}` }, one.heading)));
+  document.getElementById("sections").replaceChildren(...content.sections.map((one) => section(one.id, one.heading, one.lead, ...one.blocks.map(blockOf))));
+}
+
 function firstState(content) {
   const run = content.runs.find((one) => one.metrics.length);
   return { metric: content.metric || run?.metrics[0].name, split: run?.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
@@ -82,7 +99,7 @@ function onPaper(state) {
   addEventListener("beforeprint", () => {
     before = isDark() ? "dark" : "light";
     setTheme("light");
-    document.querySelectorAll("details").forEach((one) => { one.open = true; });
+    if (state.unfold) document.querySelectorAll("details").forEach((one) => { one.open = true; });
     if (state.grid) state.grid.print(40);
   });
   addEventListener("afterprint", () => {
@@ -100,9 +117,10 @@ async function begin() {
     return;
   }
   const content = await unpacked(document.getElementById("content").textContent);
-  const state = content.only ? {} : firstState(content);
+  const state = content.sections ? {} : content.only ? { unfold: true } : { unfold: true, ...firstState(content) };
   onPaper(state);
-  if (content.only) showOne(content);
+  if (content.sections) showSections(content);
+  else if (content.only) showOne(content);
   else show(content, state);
   document.documentElement.dataset.ready = "yes";
 }

@@ -17,12 +17,16 @@ function withUnit(text) {
   return unit ? [value, " ", el("small", {}, unit)] : [value];
 }
 
+function tileOf(words, value, more, tone) {
+  return el("div", { class: "tile", "data-tone": tone },
+    el("p", { class: "tile-words" }, words), el("p", { class: "tile-value" }, ...withUnit(value)), el("p", { class: "tile-more" }, more || ""));
+}
+
 function tiles(content) {
   const run = content.runs[0];
   const head = run?.headline;
   const found = [];
-  const tile = (words, value, more, tone) => found.push(el("div", { class: "tile", "data-tone": tone },
-    el("p", { class: "tile-words" }, words), el("p", { class: "tile-value" }, ...withUnit(value)), el("p", { class: "tile-more" }, more || "")));
+  const tile = (...of) => found.push(tileOf(...of));
   if (content.runs.length > 1 || !head) return found;
   const metric = metricOf(run, head.metric);
   const model = known(head.models.personal) ? "personal" : "shared";
