@@ -10,8 +10,7 @@ import pytest
 
 from fedblend.errors import RunError
 from fedblend.report.clients import STATUS, plain_clients, read_clients
-from fedblend.report.page.content import client_content, page_content
-from fedblend.report.page.run_values import auto_verdict
+from fedblend.report.page.content import page_content
 from fedblend.report.series import column, learning_curves
 from synthetic_run import write_run
 
@@ -118,73 +117,6 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, file: str, text: str):
     with pytest.raises(RunError) as error:
         page_content([folder])
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
-
-
-def auto_state(**changes) -> dict:
-    """What ``fedblend auto`` writes, of three methods of which one has no run."""
-    found = {
-        "choice": {"method": "finetune"},
-        "answer": "together",
-        "mean_gain": [0.1, 0.05, 0.15],
-        "p": 0.01,
-        "who": {"harmed": []},
-        **changes,
-    }
-    return {
-        "verdict": ["Deploy fine-tuned."],
-        "metric": "loss",
-        "deploy": "finetune",
-        "findings": found,
-        "methods": {
-            "local_only": {"title": "local only", "test": 0.5},
-            "finetune": {"title": "fine-tuned", "test": 0.4},
-            "apfl": {"title": "APFL"},
-        },
-    }
-
-
-def test_the_page_of_auto_follows_auto(tmp_path: Path):
-    """Its verdict, metric and names; the deployed method first; what ran."""
-    for name in ("finetune", "local_only"):
-        write_run(tmp_path / "runs" / name, name=f"hospitals-{name}")
-    state = auto_state() | {"warnings": ["'age' tells the target."]}
-    (tmp_path / "auto.json").write_text(json.dumps(state))
-    content = page_content([tmp_path])
-    assert content["verdict"] == ["'age' tells the target.", "Deploy fine-tuned."]
-    assert content["metric"] == content["runs"][0]["headline"]["metric"] == "loss"
-    labels = [run["label"] for run in content["runs"]]
-    assert labels == ["fine-tuned", "local only"]
-
-
-def test_the_page_of_a_client_is_about_the_deployed_method(tmp_path: Path):
-    for name in ("finetune", "local_only"):
-        write_run(tmp_path / "runs" / name, name=f"hospitals-{name}")
-    (tmp_path / "auto.json").write_text(json.dumps(auto_state()))
-    (run,) = client_content(tmp_path, "0")["runs"]
-    assert run["label"] == "hospitals-finetune"
-
-
-@pytest.mark.parametrize(
-    ("changes", "tone"),
-    [
-        ({}, "good"),
-        ({"who": {"harmed": ["Meadow"]}}, "mixed"),
-        ({"p": 0.2}, "open"),
-        ({"mean_gain": [0.1, -0.05, 0.25]}, "open"),
-        ({"choice": {"method": "local_only"}, "answer": "alone"}, "bad"),
-        ({"choice": {"method": "local_only"}, "answer": "open"}, "open"),
-    ],
-)
-def test_the_color_of_the_page_follows_auto(changes, tone, tmp_path: Path):
-    (tmp_path / "auto.json").write_text(json.dumps(auto_state(**changes)))
-    kept = auto_verdict([tmp_path])
-    assert kept is not None and kept.tone == tone
-
-
-def test_a_damaged_verdict_is_one_line(tmp_path: Path):
-    (tmp_path / "auto.json").write_text('{"verdict": ["Deploy."], "findings": 3}')
-    with pytest.raises(RunError, match=r"auto\.json: is damaged"):
-        auto_verdict([tmp_path])
 
 
 def test_a_metric_that_a_run_lacks_is_not_shown_first(run_folder: Path):

@@ -90,6 +90,21 @@ def test_folder_is_complete(interrupted):
     assert interrupted[0].verdict[0][:30] in (folder / "report.html").read_text()
 
 
+def test_tables_of_clients_are_those_of_the_table(interrupted):
+    """Rows and shares of every client; what each gains is the mean of the verdict."""
+    folder, table = interrupted[0].folder, pd.DataFrame(columns())
+    clients = pd.read_csv(folder / "clients.csv").set_index("client")
+    sites = table.assign(yes=table["outcome"] == "yes").groupby("site")["yes"]
+    assert (clients["rows"] == sites.size()[clients.index]).all()
+    np.testing.assert_allclose(clients["target"], sites.mean()[clients.index])
+    state = run_folder.read_json(folder / "auto.json")
+    assert clients["gain"].mean() == pytest.approx(state["findings"]["mean_gain"][0])
+    assert state["worth"]["low"] <= state["worth"]["times"] <= state["worth"]["high"]
+    assert {"client", "why", "level", "slopes"} <= {*pd.read_csv(folder / "why.csv")}
+    effects = pd.read_csv(folder / "effects.csv")["input"]
+    assert [name[:7] for name in effects[1:]] == [f"x{i}, per" for i in range(6)]
+
+
 def test_runs_have_the_scores_of_the_verdict(interrupted):
     """Rounds end at the models that were solved for with all rows in one place."""
     folder = interrupted[0].folder
@@ -121,14 +136,9 @@ def test_page_and_files_judge_by_the_criterion(interrupted):
         assert "personal_log_loss" in next(csv.reader(file))
     content = page_content([folder])
     assert content["verdict"] == interrupted[0].verdict
-    assert [run["label"] for run in content["runs"]] == ["FedAvg", "local only"]
-    assert not any(run["settings"] for run in content["runs"])  # no section "Sweep"
-    (pair,) = content["differences"]
-    state = run_folder.read_json(folder / "auto.json")
-    ends = [pair["mean_gain"], pair["low"], pair["high"]]
-    assert state["findings"]["mean_gain"][0] == pytest.approx(ends[0], rel=1e-3)
-    found = (pair["run"], pair["other"], pair["metric"])
-    assert found == ("FedAvg", "local only", "log_loss")
+    (methods,) = (one for one in content["sections"] if one["id"] == "methods")
+    rows = methods["blocks"][0]["rows"]
+    assert rows[0][0] == "FedAvg" and len(rows) == len(comparison.CANDIDATES)
 
 
 def test_a_page_that_is_gone_is_written_again(interrupted):

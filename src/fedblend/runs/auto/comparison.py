@@ -79,7 +79,7 @@ class AutoComparison:
         if "seconds" in state and not more:
             self._say(*description.lines(state["seen"]))
             if state["findings"] and not (self.out / REPORT).exists():
-                write_page([self.out], self.out / REPORT)
+                AutoResult(self.out).report(self.out / REPORT)
             return state
         with precision("float32"):
             seeds = self.judge()
@@ -298,7 +298,7 @@ class AutoComparison:
         self.state["seconds"] = self.seconds
         self._save()
         if found is not None:
-            write_page([self.out], self.out / REPORT)
+            AutoResult(self.out).report(self.out / REPORT)
 
 
 def count_entries(task: Task) -> int:

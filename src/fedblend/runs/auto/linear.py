@@ -317,10 +317,7 @@ def coefficients(
     models = hierarchical_models(kind, rows, outputs, **options)
     variance = _entry_vector(rows, outputs, level, slopes)
     penalty = len(rows.targets) * _entry_vector(rows, outputs, 0.0, ridge)
-    scores = rows.scores(models)
-    first, second = _derivatives(kind, scores, rows.targets)
-    slope = np.stack([(first[at].T @ rows.inputs[at]).ravel() for at in rows.clients])
-    curve = np.stack([_curvature(rows.inputs[at], second[at]) for at in rows.clients])
+    slope, curve = write_derivatives(kind, rows, models)
     # Where the objective is least, so is u_i = own / scale: u_i = -scale * slope_i.
     own = -variance * slope if share else models
     shared = (models - own).mean(axis=0)
@@ -338,7 +335,9 @@ def coefficients(
         used = own_error.sum() + penalty @ shared_error
     every = own.size + share * len(shared)
     freedom = max(len(rows.targets) - (every - used), 1.0)
-    noise = (first**2).sum() / freedom if kind == "regression" else 1.0
+    noise = 1.0
+    if kind == "regression":
+        noise = losses(kind, rows.scores(models), rows.targets).sum() / freedom
     return Coefficients(
         shared,
         np.sqrt(noise * shared_error),

@@ -1,0 +1,338 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What ``fedblend auto`` tells of clients and columns, as sections of a page.
+
+A section is a heading, a sentence and blocks: tables, lists, commands. Python writes
+its texts; the page puts them there, and draws the intervals.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedblend.report.page.run_values import Plain
+from fedblend.report.verdict import MINUS
+
+MOST_SHOWN = 40
+"""Clients of a table."""
+SIDE_BY_SIDE = 6
+"""Clients whose coefficients have a column each."""
+MISSING = "\N{EN DASH}"
+Row = dict[str, str]
+
+
+class AutoFiles(NamedTuple):
+    """What the folder of a comparison holds."""
+
+    path: Path
+    state: Plain
+    clients: list[Row]
+    why: list[Row]
+    effects: list[Row]
+
+    @property
+    def choice(self) -> Plain:
+        """What the verdict chooses."""
+        return self.state["findings"]["choice"]
+
+    @property
+    def first(self) -> str:
+        """The method that the verdict is about."""
+        return self.state["deploy"] or self.state["findings"]["better"]
+
+    def title(self, method: str) -> str:
+        """A method in words."""
+        return str(self.state["methods"][method]["title"])
+
+
+def section(name: str, heading: str, lead: str, *blocks: Plain) -> Plain:
+    """A section of the page."""
+    return {"id": name, "heading": heading, "lead": lead, "blocks": list(blocks)}
+
+
+def table_block(
+    heads: Sequence[str], rows: Sequence[Sequence[Any]], texts: int = 1
+) -> Plain:
+    """A table; its first columns are texts."""
+    return {"heads": list(heads), "rows": [list(row) for row in rows], "texts": texts}
+
+
+def as_number(text: Any) -> float:
+    """A cell as a number, NaN where it is empty."""
+    return math.nan if text in ("", None) else float(text)
+
+
+def short(value: Any, style: str = "#.4g") -> str:
+    """A number as tables show it.
+
+    >>> short("0.38316"), short(-0.5, "+.2g"), short("")
+    ('0.3832', '−0.5', '–')
+    """
+    known = as_number(value)
+    if not math.isfinite(known):
+        return MISSING
+    return f"{known:{style}}".rstrip(".").replace("-", MINUS, 1)
+
+
+def percent(value: Any) -> str:
+    """A share of rows.
+
+    >>> percent("0.4587")
+    '45.9 %'
+    """
+    known = as_number(value)
+    return f"{100 * known:.1f} %" if math.isfinite(known) else MISSING
+
+
+def interval_text(row: Plain, keys: Sequence[str], style: str) -> str:
+    """A mean with the ends of its interval."""
+    mean, low, high = (short(row.get(key), style) for key in keys)
+    return f"{mean} ({low} to {high})" if MISSING not in (low, high) else mean
+
+
+def draw_intervals(
+    rows: Sequence[Plain], of: Callable[[Plain], list[float]]
+) -> list[Any]:
+    """Intervals around zero, drawn on one scale; None where one is not known."""
+    ends = [of(row) for row in rows]
+    known = [one for one in ends if all(map(math.isfinite, one))]
+    most = 1.05 * max((abs(value) for one in known for value in one), default=1.0)
+    return [
+        [*one, most or 1.0] if all(map(math.isfinite, one)) else None for one in ends
+    ]
+
+
+def ends_of(keys: Sequence[str]) -> Callable[[Plain], list[float]]:
+    """A function of a row: the numbers under these keys."""
+    return lambda row: [as_number(row.get(key)) for key in keys]
+
+
+def _some(rows: Sequence[Row], file: str) -> tuple[Sequence[Row], list[Plain]]:
+    """As many rows as a table shows, and where the others are."""
+    left = len(rows) - MOST_SHOWN
+    more = [{"lines": [f"{left:,} more are in {file}."]}] if left > 0 else []
+    return rows[:MOST_SHOWN], more
+
+
+def _target_heading(state: Plain) -> str:
+    if state.get("outcome") is not None:
+        return f"Rows with {state['outcome']!r}"
+    return "Mean of the target"
+
+
+def _target_text(state: Plain) -> Callable[[Any], str]:
+    return short if state.get("outcome") is None else percent
+
+
+CLIENT_GAIN = ("gain", "low", "high")
+
+
+def clients_section(files: AutoFiles) -> Plain | None:
+    """What each client has, and what it gains; those that lose most come first."""
+    if not files.clients:
+        return None
+    state, share = files.state, _target_text(files.state)
+    lost = sorted(
+        files.clients,
+        key=lambda row: (row["verdict"] != "better alone", as_number(row["gain"])),
+    )
+    shown, more = _some(lost, "clients.csv")
+    pictures = draw_intervals(shown, ends_of(CLIENT_GAIN))
+    rows = [
+        [
+            row["client"],
+            row["verdict"],
+            f"{int(row['rows']):,}",
+            share(row["target"]),
+            percent(row["missing"]),
+            short(row["alone"]),
+            short(row["method"]),
+            interval_text(row, CLIENT_GAIN, "+.2g"),
+            picture,
+        ]
+        for row, picture in zip(shown, pictures, strict=True)
+    ]
+    title = files.title(files.choice["candidate"])
+    heads = ["Client", "Verdict", "Rows", _target_heading(state), "Values missing"]
+    heads += ["Alone", f"With {title}", "Gain (95 %)", "loses ← → gains"]
+    missing = [
+        f"{row['client']}: mostly missing are {row['missing_most']}"
+        for row in shown
+        if row["missing_most"]
+    ]
+    return section(
+        "clients",
+        "Clients",
+        f"Test {state.get('criterion', 'criterion')} of each client, mean over splits. "
+        "The verdict judges all clients together (Holm's correction, 5 %), each "
+        "interval one client by itself.",
+        table_block(heads, rows, 2),
+        *more,
+        *([{"lines": missing}] if missing else []),
+    )
+
+
+def why_section(files: AutoFiles) -> Plain | None:
+    """Why each client differs; the worst predicted ones come first."""
+    if not files.why:
+        return None
+    shown, more = _some(
+        sorted(files.why, key=lambda row: -as_number(row["loss"])), "why.csv"
+    )
+    rows = [
+        [
+            row["client"],
+            row["why"],
+            short(row["loss"], "#.3g"),
+            *(short(row[part], "+.2g") for part in ("columns", "level", "slopes")),
+        ]
+        for row in shown
+    ]
+    heads = ["Client", "Differs by", "Loss of the others' model", "Columns mended"]
+    return section(
+        "why",
+        "Why clients differ",
+        "The linear model of the other clients predicts a client's rows, and is then "
+        "mended in steps: columns that look wrong, its own level, its own slopes. The "
+        "last columns are by how much each step lowers the loss on rows that it was "
+        "not fitted to; named is what is beyond chance.",
+        table_block([*heads, "Own level", "Own slopes"], rows, 2),
+        *more,
+    )
+
+
+EXPECTED = ("target", "observed_low", "observed_high")
+
+
+def _off(row: Row, share: bool) -> list[float]:
+    """Observed over expected less 1; of a number, observed less expected."""
+    expected = as_number(row.get("expected"))
+    found = [as_number(row.get(key)) for key in EXPECTED]
+    if not share:
+        return [value - expected for value in found]
+    return [value / expected - 1 if expected else math.nan for value in found]
+
+
+def calibration_section(files: AutoFiles) -> Plain | None:
+    """What was observed and expected of each client; the farthest come first."""
+    clients = [row for row in files.clients if row.get("expected")]
+    if not clients:
+        return None
+    share, text = files.state.get("outcome") is not None, _target_text(files.state)
+    shown, more = _some(
+        sorted(clients, key=lambda row: -abs(_off(row, share)[0])), "clients.csv"
+    )
+    pictures = draw_intervals(shown, lambda row: _off(row, share))
+    rows = []
+    for row, picture in zip(shown, pictures, strict=True):
+        ends = dict(zip(EXPECTED, _off(row, share), strict=True))
+        low, high = ends["observed_low"], ends["observed_high"]
+        says = "as expected" if low <= 0 <= high else "more than expected"
+        says = "less than expected" if high < 0 else says
+        if share:
+            ends = {key: 1 + value for key, value in ends.items()}
+        shown_text = interval_text(ends, EXPECTED, ".2f" if share else "+.2g")
+        cells = [row["client"], says, text(row["target"]), text(row["expected"])]
+        rows.append([*cells, shown_text, picture])
+    what = "Observed / expected" if share else "Observed less expected"
+    return section(
+        "calibration",
+        "Calibration",
+        f"Rows predicted by {files.title(files.choice['method'])}, which was fitted to "
+        "the other four fifths of all rows.",
+        table_block(
+            ["Client", "Is", "Observed", "Expected", f"{what} (95 %)", "less ← → more"],
+            rows,
+            2,
+        ),
+        *more,
+    )
+
+
+EFFECT = ("effect", "low", "high")
+
+
+def effects_section(files: AutoFiles) -> Plain | None:
+    """The coefficients, shared and own."""
+    if not files.effects:
+        return None
+    ratio = files.state["effect"] != "change of the target"
+    style = "#.3g" if ratio else "+.2g"
+    neutral = 1.0 if ratio else 0.0
+
+    def ends(row: Plain) -> list[float]:
+        found = [as_number(row[key]) for key in EFFECT]
+        if not ratio:
+            return found
+        return [math.log(value) if value > 0 else math.nan for value in found]
+
+    def lines(rows: Sequence[Row], key: str) -> list[list[Any]]:
+        return [
+            [row[key], interval_text(row, EFFECT, style), picture]
+            for row, picture in zip(rows, draw_intervals(rows, ends), strict=True)
+        ]
+
+    def is_clear(row: Row) -> bool:
+        return not as_number(row["low"]) <= neutral <= as_number(row["high"])
+
+    shared = [row for row in files.effects if not row["client"]]
+    own = [row for row in files.effects if row["client"]]
+    name, blocks = f"{files.state['effect']} (95 %)", []
+    if shared:
+        slopes = [row for row in shared if row["input"] != "level"]
+        blocks.append(
+            table_block(["Input", name, "lowers ← → raises"], lines(slopes, "input"))
+        )
+        levels = [row for row in own if row["input"] == "level"]
+        some, more = _some(
+            sorted(levels, key=lambda row: -abs(ends(row)[0])), "effects.csv"
+        )
+        if some:
+            heads = ["Own level of", name, "lower ← → higher"]
+            blocks += [table_block(heads, lines(some, "client")), *more]
+        clear = [row for row in own if row["input"] != "level" and is_clear(row)]
+        if clear:
+            said = [
+                f"{row['client']}: {row['input']}, beyond the shared one "
+                f"{interval_text(row, EFFECT, style)}"
+                for row in clear[:MOST_SHOWN]
+            ]
+            blocks.append({"lines": said})
+    else:
+        names = list(dict.fromkeys(row["client"] for row in own))[:SIDE_BY_SIDE]
+        cells = {
+            (row["client"], row["input"]): interval_text(row, EFFECT, style)
+            for row in own
+        }
+        inputs = dict.fromkeys(row["input"] for row in own if row["input"] != "level")
+        rows = [
+            [of, *(cells.get((who, of), MISSING) for who in names)] for of in inputs
+        ]
+        blocks.append(table_block(["Input", *names], rows))
+        if len(names) < len({row["client"] for row in own}):
+            blocks.append({"lines": ["Those of all clients are in effects.csv."]})
+    return section(
+        "effects",
+        "Effects",
+        f"Coefficients of {files.title(files.choice['method'])} on all rows, as "
+        f"{name}, of inputs together. They are shrunk as the method shrinks them, "
+        "and say what predicts, not what causes.",
+        *blocks,
+    )
+
+
+def columns_section(files: AutoFiles) -> Plain | None:
+    """What was done to every column."""
+    columns = files.state.get("seen", {}).get("columns")
+    if not columns:
+        return None
+    rows = [[one[key] for key in ("column", "kind", "seen", "done")] for one in columns]
+    heads = ["Column", "Kind", "Seen", "Done"]
+    return section(
+        "columns",
+        "Columns",
+        "What was done to every column: fitted on training rows only, and part of "
+        "every model.",
+        table_block(heads, rows, 99),
+    )
