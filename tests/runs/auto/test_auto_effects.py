@@ -48,7 +48,7 @@ def test_errors_are_those_of_the_hessian(kind, share):
     scale = np.sqrt([0.7, 0.2, 0.2, 0.2])
     owner = np.repeat(np.arange(CLIENTS), rows.counts)
 
-    def objective(here):
+    def objective(here: jax.Array) -> jax.Array:
         shared = here[:WIDTH] * share
         u = here[WIDTH:].reshape(CLIENTS, WIDTH)
         model = shared[None] + scale[None] * u
@@ -56,8 +56,8 @@ def test_errors_are_those_of_the_hessian(kind, share):
         each = 0.5 * (scores - rows.targets) ** 2
         if kind == "binary":
             each = jnp.logaddexp(0, scores) - rows.targets * scores
-        slopes = shared[1:] ** 2
-        return each.sum() + 0.5 * (u**2).sum() + 0.5 * 120 * ridge * slopes.sum()
+        slopes = jnp.square(shared[1:]).sum()
+        return each.sum() + 0.5 * jnp.square(u).sum() + 0.5 * 120 * ridge * slopes
 
     here = np.concatenate([found.shared, (found.own / scale).ravel()])
     with jax.enable_x64(True):

@@ -117,7 +117,7 @@ def _tiles(files: AutoFiles) -> list[Plain]:
     shown = [f"{files.title(name)} {short(methods[name]['test'])}" for name in others]
     mean, low, high = found["mean_gain"]
     clear = "good" if (low or 0) > 0 else "bad" if (high or 0) < 0 else "open"
-    gain = dict(zip(GAIN, found["mean_gain"], strict=True))
+    gain: Plain = dict(zip(GAIN, found["mean_gain"], strict=True))
     tiles = [
         {
             "words": f"Test {state.get('criterion', 'criterion')}, "

@@ -226,7 +226,7 @@ def calibration_section(files: AutoFiles) -> Plain | None:
     pictures = draw_intervals(shown, lambda row: _off(row, share))
     rows = []
     for row, picture in zip(shown, pictures, strict=True):
-        ends = dict(zip(EXPECTED, _off(row, share), strict=True))
+        ends: Plain = dict(zip(EXPECTED, _off(row, share), strict=True))
         low, high = ends["observed_low"], ends["observed_high"]
         says = "as expected" if low <= 0 <= high else "more than expected"
         says = "less than expected" if high < 0 else says

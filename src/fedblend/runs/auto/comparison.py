@@ -21,12 +21,11 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
 from fedblend.data.dataset import Task
 from fedblend.errors import RunError
-from fedblend.report.page import write_page
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, sentences
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
 from fedblend.runs.auto.contest import CRITERIA, Contest
-from fedblend.runs.auto.folder import method_rows, open_state
+from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
 from fedblend.runs.auto.kept_runs import keep_run
 from fedblend.runs.auto.tuning import Split, Table, measure_constants

@@ -121,7 +121,8 @@ def _restore(task: Task, value: float) -> float:
     """A mean in the unit of the table."""
     if task.kind != "regression":
         return value
-    return float(task.restore_unit(np.float64(task.center + task.scale * value)))
+    whole = np.array([task.center + task.scale * value])
+    return float(task.restore_unit(whole)[0])
 
 
 def _targets(task: Task, rows: PooledRows, place: int) -> list[Row]:
