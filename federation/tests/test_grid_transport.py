@@ -149,7 +149,7 @@ def received(transport: GridTransport, wanted: int, within: float) -> dict[int, 
         begun = time.monotonic()
         for address, data, error in transport.receive():
             found.setdefault(address, []).append(error if data is None else data)
-        # One call after the other would be 4 s.
+            # One call after the other would be 4 s.
             assert time.monotonic() - begun < 2, "the coordinator has to wait"
         time.sleep(0.01)
     return found
