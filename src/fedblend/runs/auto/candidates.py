@@ -65,7 +65,7 @@ CANDIDATES = (
     Candidate(
         ALONE,
         "local only",
-        {"level": 10.0, "slopes": 0.1},
+        {"level": 1.0, "slopes": 0.1},
         # Targets are centered at the mean of all clients, which one alone cannot know.
         fixed={"regression": {"level": 1e4}},
         again={"slopes": 1e-4},

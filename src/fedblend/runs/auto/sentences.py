@@ -9,9 +9,11 @@ splits.
 from collections.abc import Mapping, Sequence
 
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, OWN_TREES, POOLED_TREES
-from fedblend.runs.auto.verdict import FEW_CLIENTS, SMALL, Findings, Gainers
+from fedblend.runs.auto.verdict import FEW_CLIENTS, Findings, Gainers
 
 _TREES = {ALONE: "", OWN_TREES: ", with boosted trees"}
+LIMIT = 0.05
+"""Part of what the best method gains over a constant that linear models may miss."""
 NAMED = 5
 """Names that a list shows."""
 WORSE = {
@@ -93,7 +95,7 @@ def _limit(of: Findings, scores: Mapping[str, float], shown: Mapping[str, str]) 
     best = min(linear, key=lambda name: linear[name])
     other = min(scores, key=lambda name: scores[name])
     unit = of.constant - scores[other]
-    if not of.informative or scores[best] - scores[other] <= SMALL * unit:
+    if not of.informative or scores[best] - scores[other] <= LIMIT * unit:
         return ""
     text = f". Linear models are the limit: the best one, {_title(best)}, scores "
     text += f"{shown[best]}, {_title(other)} {shown[other]}"

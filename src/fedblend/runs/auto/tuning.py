@@ -25,14 +25,19 @@ from fedblend.stats.constant_baseline import constant_losses
 FACTORS = (10.0, 3.0)
 LEAST, MOST = 1e-6, 1e6
 """Of a setting."""
+MOST_LEVEL = 3.29
+"""The largest variance of an intercept of classes, that of the logistic distribution: a
+probability is uniform then. More would make it certain where a client's training rows
+have one class, and validation rows, which have that class too, would agree."""
 ALPHAS = (0.02, 0.98)
 """The smallest and the largest alpha."""
 LITTLE = 1e-4
 """A smaller part of the score is no reason to move."""
 TURNS = 2
 """How often every setting is moved."""
-TUNING_SPLITS = 5
-"""Splits whose validation rows choose settings."""
+TUNING_SPLITS, TUNING_ROWS = 5, 20_000
+"""Splits whose validation rows choose settings: so many, and more of a smaller table,
+as long as their rows together are not more."""
 
 
 class Table(NamedTuple):
@@ -193,7 +198,9 @@ def evaluate_linear(
     task, name, complete = table.task, candidate.name, True
     setting = table.settings.get(name)
     if setting is None:
-        splits = table.to_choose[:TUNING_SPLITS]
+        rows = len(table.to_choose[0].train.targets)
+        most = max(TUNING_SPLITS, TUNING_ROWS // rows)
+        splits = table.to_choose[:most]
         setting, complete = tune(
             task, candidate, splits, table.settings, lambda: left() > 0
         )
@@ -236,9 +243,9 @@ def tune(
     fixed = candidate.fixed.get(task.kind, {})
     moving = [key for key in candidate.first if key not in fixed]
     first = {**candidate.first, **taken, **fixed}
-    ends = [_descend(score, first, moving, going)]
-    if candidate.again:
-        ends.append(_descend(score, {**first, **candidate.again}, moving, going))
+    most = {"level": MOST_LEVEL} if task.kind in ("binary", "classes") else {}
+    starts = [first, *([{**first, **candidate.again}] if candidate.again else [])]
+    ends = [_descend(score, one, moving, most, going) for one in starts]
     return min((here for here, _ in ends), key=score), all(done for _, done in ends)
 
 
@@ -246,6 +253,7 @@ def _descend(
     score: Callable[[Mapping[str, float]], float],
     here: dict[str, float],
     moving: Sequence[str],
+    most: Mapping[str, float],
     going: Callable[[], bool],
 ) -> tuple[dict[str, float], bool]:
     """Move one setting after the other while the score falls; whether it is done."""
@@ -253,7 +261,11 @@ def _descend(
     for factor in FACTORS:
         for key in [*moving] * TURNS:
             for change in (factor, 1 / factor):
-                while (there := {**here, key: _move(key, here[key], change)}) != here:
+                while True:
+                    value = _move(key, here[key], change, most.get(key, MOST))
+                    there = {**here, key: value}
+                    if there == here:
+                        break
                     if not going():
                         return here, False
                     if score(there) >= best - LITTLE * abs(best):
@@ -262,7 +274,7 @@ def _descend(
     return here, True
 
 
-def _move(key: str, value: float, factor: float) -> float:
+def _move(key: str, value: float, factor: float, most: float = MOST) -> float:
     """A setting times a factor; of alpha, the odds move by its root.
 
     >>> _move("ridge", 0.01, 10.0), _move("alpha", 0.5, 9.0)
@@ -271,4 +283,4 @@ def _move(key: str, value: float, factor: float) -> float:
     if key == "alpha":
         odds = value / (1 - value) * np.sqrt(factor)
         return float(f"{np.clip(odds / (1 + odds), *ALPHAS):.3g}")
-    return float(f"{np.clip(value * factor, LEAST, MOST):.3g}")
+    return float(f"{np.clip(value * factor, LEAST, most):.3g}")

@@ -11,7 +11,7 @@ verdict.
 
 *Candidate.* Validation rows choose one federated method: the simplest, in the order of
 ``candidates``, of those that are as good as the best one. These are worse by less than
-2 % of what the best one gains over a constant prediction; or by less than 5 %, and not
+1 % of what the best one gains over a constant prediction; or by less than 2 %, and not
 clearly.
 
 *Alone* is the linear model of each client, or boosted trees on its own rows where
@@ -41,7 +41,7 @@ from scipy import stats
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, OWN_TREES, TEST
 from fedblend.stats.intervals import LEVEL, holm
 
-NEGLIGIBLE, SMALL = 0.02, 0.05
+AS_GOOD, NEGLIGIBLE = 0.01, 0.02
 """Parts of what the best method gains over a constant prediction."""
 FEW_CLIENTS = 10
 """Below it, clients are no sample of anything, and splits are compared."""
@@ -240,10 +240,10 @@ def choose(
 
     def is_as_good(name: str) -> bool:
         gap = means[name] - means[best]
-        if gap <= NEGLIGIBLE * unit:
+        if gap <= AS_GOOD * unit:
             return True
         clear = clearly_above(difference(validated[name], validated[best])) < LEVEL
-        return gap <= SMALL * unit and not clear
+        return gap <= NEGLIGIBLE * unit and not clear
 
     return best, [name for name in BY_NAME if name in means and is_as_good(name)]
 
