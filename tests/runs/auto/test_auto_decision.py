@@ -217,7 +217,8 @@ def test_many_clients_are_corrected_for():
 
 
 def test_the_simplest_of_those_like_the_best():
-    means = {"fedavg": 0.44, "own_intercepts": 0.403, "hierarchical": 0.4, "flix": 0.405}
+    means = {"fedavg": 0.44, "own_intercepts": 0.403, "hierarchical": 0.4}
+    means["flix"] = 0.405
     exact = {name: scores(mean, 3).validation for name, mean in means.items()}
     best, alike = choose(exact, constant=0.7)
     assert best == "hierarchical" and alike == ["own_intercepts", "hierarchical"]
