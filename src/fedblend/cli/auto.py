@@ -24,7 +24,8 @@ def auto(
     kind: Annotated[
         str | None,
         option(
-            "classes, binary or regression; default: by the target's values.", "KIND"
+            "classes, binary, regression or counts; default: by the target's values.",
+            "KIND",
         ),
     ] = None,
     inputs: Annotated[

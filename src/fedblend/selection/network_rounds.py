@@ -56,6 +56,8 @@ def _row_losses(kind: str, scores: jax.Array, targets: jax.Array) -> jax.Array:
     """What is trained on: the losses of ``fedblend.losses``."""
     if kind == "regression":
         return optax.l2_loss(scores[:, 0], targets)
+    if kind == "counts":
+        return jnp.exp(scores[:, 0]) - targets * scores[:, 0]
     if scores.shape[1] == 1:
         return optax.sigmoid_binary_cross_entropy(scores[:, 0], targets)
     whole = targets.astype(int)

@@ -81,10 +81,13 @@ def constant_losses(data: FederatedData, kind: str, outputs: int, split: str):
 
     Args:
         data: the clients' rows, in one split.
-        kind: "classes" or "binary" (log loss), or "regression" (squared error).
+        kind: "classes" or "binary" (log loss), "regression" (squared error)
+            or "counts" (Poisson deviance).
         outputs: scores of a model: 1 for two classes, or the number of classes.
         split: "validation" or "test".
     """
+    from scipy.special import xlogy
+
     train, held = data.train, data.splits[split]
     found = np.full((2, data.clients), np.nan)
     classes = max(outputs, 2)
@@ -94,7 +97,12 @@ def constant_losses(data: FederatedData, kind: str, outputs: int, split: str):
         if not len(rows):
             continue
         for place, known in enumerate((everything, train.rows(client)[1])):
-            if kind == "regression":
+            if kind == "counts":
+                # One more row like all others, so that no mean is zero.
+                often = (known.sum() + everything.mean()) / (len(known) + 1)
+                gap = xlogy(rows, rows) - rows * np.log(often) + often - rows
+                found[place, client] = 2 * gap.mean()
+            elif kind == "regression":
                 gap = (rows - known.mean(axis=0)) ** 2
                 found[place, client] = gap.reshape(len(rows), -1).mean()
             else:

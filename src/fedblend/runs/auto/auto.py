@@ -44,7 +44,8 @@ def auto(
         minutes: time budget in minutes.
         out: folder of all results; a temporary one if None. An interrupted comparison
             of the same table in this folder continues.
-        kind: "classes", "binary" or "regression"; by the target's values if None.
+        kind: "classes", "binary", "regression" or "counts"; by the target's values if
+            None.
         inputs: columns to predict from; all others if empty.
         drop: columns to leave out, such as an identifier or a second outcome.
         scale: "log" or "linear", of a target that is a number; by its values if None.

@@ -20,7 +20,8 @@ validation rows; the models that are tested are trained on these, too."""
 MODEL = "softmax"
 """Linear in its inputs; with one output it is logistic or linear regression."""
 NEWTON = {"rate": 1.0, "batch_size": "all"}
-ROUNDS = {"regression": (2, 2), "binary": (16, 10), "classes": (16, 10)}
+SLOW = (16, 10)
+ROUNDS = {"regression": (2, 2), "binary": SLOW, "classes": SLOW, "counts": SLOW}
 """Rounds, and Newton steps of a client in each, after which a model is at its optimum;
 for squared errors the second ones only remove what rounding left. Classes that inputs
 separate take a round for each unit by which scores grow."""
@@ -54,6 +55,9 @@ class Candidate(NamedTuple):
     """What predicts: "linear", or the name of another model that ``comparison`` knows;
     a "reference" is compared and shown, and never deployed."""
 
+    not_for: tuple[str, ...] = ()
+    """Kinds of targets that it is not compared for."""
+
     @property
     def deployable(self) -> bool:
         """Whether a federation can have it."""
@@ -67,7 +71,7 @@ CANDIDATES = (
         "local only",
         {"level": 1.0, "slopes": 0.1},
         # Targets are centered at the mean of all clients, which one alone cannot know.
-        fixed={"regression": {"level": 1e4}},
+        fixed={"regression": {"level": 1e4}, "counts": {"level": 100.0}},
         again={"slopes": 1e-4},
     ),
     Candidate("fedavg", "FedAvg", {"ridge": 1e-3}),
@@ -83,7 +87,8 @@ CANDIDATES = (
         {"slopes": 0.01, "level": 0.1},
         {"ridge": ("fedavg", "ridge"), "level": ("own_intercepts", "level")},
     ),
-    Candidate("flix", "FLIX", {"alpha": 0.5, "l2": 0.01}),
+    # Its rates come from constants that the Poisson loss does not have.
+    Candidate("flix", "FLIX", {"alpha": 0.5, "l2": 0.01}, not_for=("counts",)),
     Candidate(OWN_TREES, "own boosted trees", {}, model="reference"),
     Candidate("network", "one network", {"rate": 3e-3, "rounds": 1}, model="tabular"),
     Candidate(

@@ -89,6 +89,9 @@ class AutoComparison:
     def judge(self) -> list[int]:
         """Look, tune and decide; the seeds of the splits."""
         built = self._build("fedavg", [0], candidates.VALIDATION)
+        if description.are_counts(built, self.request):
+            self.request = self.request._replace(kind="counts")
+            built = self._build("fedavg", [0], candidates.VALIDATION)
         shift = description.log_shift(built, self.request)
         if shift is not None:
             self.state["log_shift"] = shift
@@ -177,7 +180,11 @@ class AutoComparison:
         )
         contest = Contest(table, state["methods"])
         state["left_out"] = []
-        compared = [one for one in CANDIDATES if one.deployable or find_spec("sklearn")]
+        compared = [
+            one
+            for one in CANDIDATES
+            if task.kind not in one.not_for and (one.deployable or find_spec("sklearn"))
+        ]
         self._say(
             f"Comparing {len(compared)} methods by {state['criterion']}, the mean "
             f"over clients and {len(table.to_test)} splits; settings are chosen on "

@@ -18,6 +18,7 @@ CRITERIA = {
     "binary": ("log_loss", "log loss"),
     "classes": ("log_loss", "log loss"),
     "regression": ("mse", "squared error"),
+    "counts": ("deviance", "Poisson deviance"),
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
 EVALUATE = {

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedblend.config.build import Built
-from fedblend.data.dataset import DataError, generator
+from fedblend.data.dataset import NUMBERS, DataError, generator
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.targets import log_shift_of
+from fedblend.data.readers.targets import log_shift_of, look_like_counts
 from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.linear import PooledRows
 from fedblend.runs.auto.verdict import JUDGED
@@ -26,6 +26,8 @@ NAMED = 3
 """Clients or columns that a line names."""
 LARGE, SMALL = 0.15, 0.03
 """Shares of variance, or distances beyond chance: what is called much, and little."""
+FEWEST_COUNTS = 7
+"""Different whole numbers from which they may be counts, and not classes."""
 ONE_ROW = 0.5
 """Share of the target's variance from which a row is named."""
 
@@ -52,8 +54,23 @@ def check(data: FederatedData, kind: str, client: str, target: str) -> None:
             f"{client}: none of the {data.clients} clients has 4 rows, which it needs "
             "to train, validate and test"
         )
-    if kind == "regression" and not np.ptp(all_rows(data)[1]):
+    if kind in NUMBERS and not np.ptp(all_rows(data)[1]):
         raise DataError(f"{target}: is the same in all rows; there is nothing to learn")
+
+
+def are_counts(built: Built, request: Request) -> bool:
+    """Whether the target is taken as counts though nobody asked for a kind."""
+    task = built.task
+    if request.kind is not None or request.scale is not None:
+        return False
+    numbers = task.kind == "regression" and task.outputs == 1
+    whole = all(label.isdecimal() for label in task.labels)
+    if not numbers and (len(task.labels) < FEWEST_COUNTS or not whole):
+        return False
+    targets = all_rows(built.federated_data)[1]
+    return look_like_counts(
+        targets if numbers else np.array(task.labels, float)[targets]
+    )
 
 
 def log_shift(built: Built, request: Request) -> float | None:
@@ -200,6 +217,12 @@ def lines(seen: dict[str, Any]) -> list[str]:
     else:
         share, shift = seen["target_between_clients"], seen["log_shift"]
         what = "a number"
+        if seen["kind"] == "counts":
+            what = (
+                "a count, so models predict the logarithm of its mean, errors are "
+                "Poisson deviances, and predictions are mean counts (--kind regression "
+                "or classes: otherwise)"
+            )
         if shift is not None:
             inside = f"it + {shift:g}" if shift else "it"
             what = (

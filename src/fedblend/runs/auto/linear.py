@@ -15,8 +15,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_expit, log_softmax
+from scipy.special import expit, log_expit, log_softmax, xlogy
 
+from fedblend.data.dataset import NUMBERS
 from fedblend.selection.one_letter import newton_step, solve_singular
 
 MOST_STEPS = 30
@@ -70,17 +71,22 @@ class PooledRows:
 
 
 def losses(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The criterion of single rows: squared error, or log loss."""
+    """The criterion of single rows: squared error, Poisson deviance, or log loss."""
     if kind == "regression":
         return (scores[:, 0] - targets.reshape(len(scores))) ** 2
+    if kind == "counts":
+        with np.errstate(over="ignore"):
+            mean = np.exp(scores[:, 0])
+        whole = mean - targets * scores[:, 0] + xlogy(targets, targets) - targets
+        return 2 * whole
     if scores.shape[1] == 1:
         return -log_expit(np.where(targets > 0, scores[:, 0], -scores[:, 0]))
     return -log_softmax(scores, axis=1)[np.arange(len(scores)), targets]
 
 
 def _objective(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """What is minimized: half the squared error."""
-    return losses(kind, scores, targets) / (2 if kind == "regression" else 1)
+    """What is minimized: half the squared error, or half the deviance."""
+    return losses(kind, scores, targets) / (2 if kind in NUMBERS else 1)
 
 
 def _derivatives(kind: str, scores: np.ndarray, targets: np.ndarray):
@@ -88,6 +94,8 @@ def _derivatives(kind: str, scores: np.ndarray, targets: np.ndarray):
     if kind == "regression":
         gap = scores - targets.reshape(len(scores), 1)
         return gap, np.ones((len(scores), 1, 1))
+    if kind == "counts":
+        return np.exp(scores) - targets[:, None], np.exp(scores)[:, :, None]
     if scores.shape[1] == 1:
         chance = expit(scores)
         return chance - (targets[:, None] > 0), (chance * (1 - chance))[:, :, None]
@@ -155,7 +163,7 @@ def one_model(
     """The model of all rows together.
 
     Args:
-        kind: "classes", "binary" or "regression".
+        kind: "classes", "binary", "regression" or "counts".
         rows: that are trained on.
         outputs: scores of a row.
         penalty: of each entry of the model.

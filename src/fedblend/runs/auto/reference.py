@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from fedblend.data.dataset import NUMBERS
 from fedblend.runs.auto.candidates import ALONE, OWN_TREES, Candidate
 from fedblend.runs.auto.tuning import Predictions, Split, Table, measure, predict
 
@@ -130,15 +131,18 @@ def _score_stages(
         HistGradientBoostingRegressor,
     )
 
-    numbers = table.task.kind == "regression"
-    make = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier
-    settings: dict[str, Any] = {**TREES, **options}
+    kind, settings = table.task.kind, {**TREES, **options}
+    make = HistGradientBoostingClassifier
+    if kind in NUMBERS:
+        make = HistGradientBoostingRegressor
+        settings["loss"] = "poisson" if kind == "counts" else "squared_error"
     trees = make(random_state=0, **settings)
     trees.fit(train, targets.reshape(len(targets)))
 
     def scores() -> Iterator[np.ndarray]:
         if isinstance(trees, HistGradientBoostingRegressor):
-            yield from (of[:, None] for of in trees.staged_predict(held))
+            for means in trees.staged_predict(held):
+                yield np.log(means)[:, None] if kind == "counts" else means[:, None]
             return
         for chances in trees.staged_predict_proba(held):
             odds = np.log(np.clip(chances, 1e-6, 1))

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from fedblend.config.build import Built
-from fedblend.data.dataset import Task
+from fedblend.data.dataset import NUMBERS, Task
 from fedblend.data.federated import FederatedData
 from fedblend.runs.auto import linear
 from fedblend.runs.auto.candidates import ALONE, Candidate, Request
@@ -85,8 +85,8 @@ class Split(NamedTuple):
 def _scale_rows(shards: Any, task: Task) -> PooledRows:
     """Rows with targets in the unit that models are trained in."""
     rows = PooledRows.read(shards, task.ranks)
-    if task.kind == "regression":
-        rows.targets = (rows.targets.astype(np.float64) - task.center) / task.scale
+    if task.kind in NUMBERS:
+        rows.targets = task.change_unit(rows.targets.astype(np.float64))
     return rows
 
 
@@ -166,7 +166,12 @@ def _metrics(task: Task, scores: np.ndarray, held: PooledRows) -> dict[str, np.n
     loss = mean(linear.losses(task.kind, scores, held.targets))
     if task.kind == "regression":
         gap = np.abs(scores[:, 0] - held.targets.reshape(len(scores)))
-        return {"mse": task.scale**2 * loss, "mae": task.scale * mean(gap)}
+        return {"mse": task.loss_unit * loss, "mae": task.scale * mean(gap)}
+    if task.kind == "counts":
+        with np.errstate(over="ignore"):
+            gap = np.abs(np.exp(scores[:, 0]) - held.targets)
+        unit = task.loss_unit
+        return {"deviance": unit * loss, "mae": unit * mean(gap)}
     if scores.shape[1] > 1:
         right = scores.argmax(axis=1) == held.targets
         return {"log_loss": loss, "accuracy": mean(right)}
