@@ -5,6 +5,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import example_arguments as examples
@@ -225,6 +226,15 @@ def simulation(text: str) -> Run:
     """A configuration run on one machine."""
     built = build(check(toml.parse(text, "test"), "test"))
     return set_up(built.spec).complete()
+
+
+def sends_at_enrollment(text: str) -> bool:
+    """Whether clients of a configuration send something when they enroll."""
+    built = build(check(toml.parse(text, "test"), "test"))
+    shard, key = built.federated_data.train.shard(0), jax.random.key(0)
+    params = jax.eval_shape(built.model.init, key)
+    join, _ = jax.eval_shape(built.algorithm.enroll, params, shard, key)
+    return bool(jax.tree.leaves(join))
 
 
 def largest_gap(out: Path, homes: list[Path], there: Run) -> float:

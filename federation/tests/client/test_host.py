@@ -16,6 +16,7 @@ from configured import (
     few,
     largest_gap,
     method,
+    sends_at_enrollment,
     simulated,
     simulation,
     write_rows,
@@ -84,13 +85,14 @@ def test_hosted_clients_come_to_the_simulators_numbers(name, place, tmp_path):
     out = experiment(tmp_path / "out", federated(how + "[measure]\nlocal = false\n"))
     carrying = LoopbackTransport(hosts(place, tmp_path, clients))  # pyright: ignore
     run_server(out, carrying, poll=0.0)
-    there = simulation(simulated(how + "[measure]\nlocal = false\n", place))
+    text = simulated(how + "[measure]\nlocal = false\n", place)
+    there = simulation(text)
     assert largest_gap(out, homes(tmp_path, clients), there) <= TOLERANCE
+    answers = 2 + sends_at_enrollment(text)
     for client in range(CLIENTS):
-        ledger = read_ledger(
-            tmp_path / f"host{7 if client != 1 else 9}/state/client-{client}"
-        )
-        assert (ledger.experiments, ledger.answers) == (1, 2)
+        home = tmp_path / f"host{7 if client != 1 else 9}/state/client-{client}"
+        ledger = read_ledger(home)
+        assert (ledger.experiments, ledger.answers) == (1, answers)
 
 
 FEDAVG = (

@@ -151,37 +151,31 @@ def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
         accept = Accept(algorithms=accepted)
         assert Policy(protect=bare, accept=accept).refusal(config) is None
         assert (Policy(accept=accept).refusal(config) is None) == hidden
-    built = build(config)
-    join, _ = jax.eval_shape(
-        built.algorithm.enroll,
-        jax.eval_shape(built.model.init, jax.random.key(0)),
-        built.federated_data.train.shard(0),
-        jax.random.key(0),
-    )
-    assert bool(jax.tree.leaves(join)) == (own or "features" in more)
-    extra = _extra(built)
+    join, extra = _sent_besides(build(config))
     if name in WEIGHTED:
         (weight,) = extra
         assert weight.shape == ()
         extra = []
-    assert (extra == []) == (not more or own)
+    if own:
+        assert join and extra == []
+    else:
+        assert bool(join + extra) == bool(more)
 
 
-def _extra(built) -> list:
-    """The leaves of what a client says beside a model, by shape."""
+def _sent_besides(built) -> list[list]:
+    """By shape: what a client sends at enrollment, and besides an update."""
     algorithm, shard = built.algorithm, built.federated_data.train.shard(0)
     key = jax.random.key(0)
 
-    def said():
+    def sent():
         params = built.model.init(key)
         join, client = algorithm.enroll(params, shard, key)
         everyone = Aggregate(join, jnp.float32(1), jnp.int32(1))
         down, _ = algorithm.start(params, everyone, None, key)
         told = algorithm.wire.tell(down, algorithm.wire.ask(client, shard))
-        single = [join] if getattr(join, "ndim", 0) else []  # no model is an array
-        return single, algorithm.client(told, client, shard, key)[0].extra
+        return join, algorithm.client(told, client, shard, key)[0].extra
 
-    return jax.tree.leaves(jax.eval_shape(said), is_leaf=is_ragged)
+    return [jax.tree.leaves(one, is_leaf=is_ragged) for one in jax.eval_shape(sent)]
 
 
 def test_measures_are_filtered_and_rounded():
