@@ -123,3 +123,13 @@ def test_the_largest_table_for_networks():
 def test_every_candidate_of_auto_has_a_row():
     page = text("docs/auto.md")
     assert [one for one in CANDIDATES if f"\n| {one.title} |" not in page] == []
+
+
+def test_no_page_loads_anything_from_another_host():
+    """The site works without a network; a slow test looks at its built pages."""
+    loads = re.compile(r"(?:src=[\"']?|!\[[^]]*\]\(|url\()(?:https?:)?//")
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.css")]
+    assert len(pages) > 40
+    assert [page.name for page in pages if loads.search(page.read_text("utf-8"))] == []
+    theme = tomllib.loads(text("zensical.toml"))["project"]["theme"]
+    assert theme["font"] is False
