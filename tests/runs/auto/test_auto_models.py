@@ -77,6 +77,27 @@ def test_clients_with_few_rows_are_solved_in_the_space_of_their_rows(kind):
     np.testing.assert_allclose(found, expected[:5], rtol=2e-3, atol=2e-5)
 
 
+def test_few_rows_of_each_client_share_a_model():
+    """Shared and own entries as columns of one penalized logistic regression."""
+    draw, counts = np.random.default_rng(3), np.array([6, 3, 0, 5, 4, 2])
+    owner, rows = np.repeat(np.arange(6), counts), np.arange(20)
+    inputs = np.hstack([np.ones((20, 1)), draw.normal(size=(20, 14))])
+    targets = draw.integers(0, 2, 20)
+    options = {"level": 0.7, "slopes": 0.2, "ridge": 0.05}
+    found = hierarchical_models(
+        "binary", PooledRows(inputs, targets, counts), 1, **options
+    )
+    scale = np.sqrt([0.7, *[0.2] * 14])
+    own = np.zeros((20, 6, 15))
+    own[rows, owner] = inputs * scale
+    columns = np.hstack([inputs[:, 1:], own.reshape(20, -1)])
+    wide = columns / np.r_[[np.sqrt(20 * 0.05)] * 14, [1.0] * 90]
+    fitted = LogisticRegression(C=1.0, tol=1e-12, max_iter=10_000).fit(wide, targets)
+    shared = np.r_[fitted.intercept_, fitted.coef_[0, :14] / np.sqrt(20 * 0.05)]
+    expected = shared + fitted.coef_[0, 14:].reshape(6, 15) * scale
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
 def test_own_intercepts_and_slopes_are_those_of_a_mixed_model():
     """Henderson's equations, with all effects as one linear system."""
     level, slopes = 0.7, 0.2

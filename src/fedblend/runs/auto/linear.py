@@ -103,13 +103,16 @@ def _derivatives(kind: str, scores: np.ndarray, targets: np.ndarray):
     return chance - every[targets], chance[:, :, None] * (every - chance[:, None, :])
 
 
-def _curvature(inputs: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The Hessian in the entries of a model."""
+def _curvature(
+    inputs: np.ndarray, second: np.ndarray, others: np.ndarray | None = None
+) -> np.ndarray:
+    """The Hessian in the entries of a model, and of one of other inputs if given."""
+    others = inputs if others is None else others
     outputs, width = second.shape[1], inputs.shape[1]
-    found = np.empty((outputs, width, outputs, width))
+    found = np.empty((outputs, width, outputs, others.shape[1]))
     for left in range(outputs):
         for right in range(outputs):
-            found[left, :, right] = (inputs.T * second[:, left, right]) @ inputs
+            found[left, :, right] = (inputs.T * second[:, left, right]) @ others
     return found.reshape(outputs * width, -1)
 
 
@@ -244,8 +247,8 @@ def _joint(
     kind: str, rows: PooledRows, scales: np.ndarray, penalty: np.ndarray, share: bool
 ) -> np.ndarray:
     """Models shared + scales_i * u_i, over shared and all u_i, with 1/2 |u_i|^2."""
-    if not share and 2 * rows.counts.max() < rows.inputs.shape[1]:
-        return _joint_in_row_spaces(kind, rows, scales)
+    if 2 * rows.counts.max() < rows.inputs.shape[1]:
+        return _joint_in_row_spaces(kind, rows, scales, penalty, share)
     clients, size = scales.shape
 
     def parts(here):
@@ -271,10 +274,13 @@ def _joint(
     return models(_minimize(value, step, np.zeros(size + scales.size)))
 
 
-def _joint_in_row_spaces(kind: str, rows: PooledRows, scales: np.ndarray) -> np.ndarray:
-    """``_joint`` without a shared model, of clients with few rows.
+def _joint_in_row_spaces(
+    kind: str, rows: PooledRows, scales: np.ndarray, penalty: np.ndarray, share: bool
+) -> np.ndarray:
+    """``_joint`` of clients with few rows.
 
-    The best u_i is in the span of the client's rows, which has as many dimensions.
+    The best u_i is in the span of the client's rows, which has as many dimensions: it
+    is ``bases_i v_i``, and v_i has the curvature of so many inputs.
     """
     clients, width = len(scales), rows.inputs.shape[1]
     most, scale = int(rows.counts.max()), scales.reshape(clients, -1, width)
@@ -285,11 +291,46 @@ def _joint_in_row_spaces(kind: str, rows: PooledRows, scales: np.ndarray) -> np.
         base, triangle = np.linalg.qr((rows.inputs[at] * scale[client, 0]).T)
         bases[client, :, : base.shape[1]] = base
         inputs[at, : base.shape[1]] = triangle.T
-    ones = np.ones((clients, scale.shape[1] * most))
-    narrow = PooledRows(inputs, rows.targets, rows.counts)
-    found = _joint(kind, narrow, ones, np.zeros(ones.shape[1]), False)
-    u = found.reshape(clients, -1, most) @ bases.transpose(0, 2, 1)
-    return (scale * u).reshape(clients, -1)
+    narrow, size = PooledRows(inputs, rows.targets, rows.counts), scales.shape[1]
+    every = np.eye(scale.shape[1] * most)
+
+    def parts(here):
+        return here[:size], here[size:].reshape(clients, len(every))
+
+    def scores(here):
+        shared, v = parts(here)
+        return rows.scores(shared[None]) + narrow.scores(v)
+
+    def value(here):
+        shared, v = parts(here)
+        each = _objective(kind, scores(here), rows.targets)
+        return each.sum() + 0.5 * penalty @ shared**2 + 0.5 * (v**2).sum()
+
+    def step(here):
+        shared, v = parts(here)
+        first, second = _derivatives(kind, scores(here), rows.targets)
+        each = [(first[at], second[at], inputs[at], at) for at in rows.clients]
+        slope = v + np.stack([(down.T @ own).ravel() for down, _, own, _ in each])
+        inner = every + np.stack([_curvature(own, bend) for _, bend, own, _ in each])
+        move, promised, gap = np.zeros(size), 0.0, slope[:, :, None]
+        if share:
+            cross = np.stack(
+                [_curvature(own, bend, rows.inputs[at]) for _, bend, own, at in each]
+            )
+            rest = np.linalg.solve(inner, np.concatenate([cross, gap], axis=2))
+            rest = np.tensordot(cross, rest, ((0, 1), (0, 1)))
+            total = _curvature(rows.inputs, second) + np.diag(penalty)
+            steep = (first.T @ rows.inputs).ravel() + penalty * shared
+            move = solve_singular(total - rest[:, :-1], steep - rest[:, -1])
+            promised, gap = steep @ move, gap - (cross @ move)[:, :, None]
+        turn = np.linalg.solve(inner, gap)[:, :, 0]
+        promised += (slope * turn).sum()
+        return np.concatenate([move, turn.ravel()]), promised
+
+    found = _minimize(value, step, np.zeros(size + clients * len(every)))
+    shared, v = parts(found)
+    u = v.reshape(clients, -1, most) @ bases.transpose(0, 2, 1)
+    return shared + (scale * u).reshape(clients, -1)
 
 
 class Coefficients(NamedTuple):

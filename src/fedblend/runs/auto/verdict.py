@@ -6,8 +6,8 @@ It is fixed beforehand, and ``sentences`` says what it finds.
 
 *Gate.* A method whose models are not finite, or that is worse than both constant
 predictions on validation rows by more than chance may do, is not trained, and takes no
-part in what follows. Without training alone there is nothing to compare with, and no
-verdict.
+part in what follows; training alone may be as bad as that, of few rows. Without
+training alone there is nothing to compare with, and no verdict.
 
 *Candidate.* Validation rows choose one federated method: the simplest, in the order of
 ``candidates``, of those that are as good as the best one. These are worse by less than
@@ -160,7 +160,7 @@ def find_untrained(
     for name, of in scores.items():
         if not np.isfinite([mean(of.validation), mean(of.test)]).all():
             found[name] = "its models are not finite"
-        elif mean(of.validation) > (1 + NEGLIGIBLE) * worst:
+        elif name != ALONE and mean(of.validation) > (1 + NEGLIGIBLE) * worst:
             found[name] = "it is worse than a constant prediction"
     return found
 
