@@ -67,11 +67,8 @@ class Letters(NamedTuple):
     """c, [clients, folds, p]."""
     squares: np.ndarray
     """q, [clients, folds]."""
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Rows, [clients, folds]."""
-        return self.grams[..., 0, 0]
+    counts: np.ndarray
+    """Rows, [clients, folds]; of squared errors the first entry of G."""
 
     @property
     def numbers(self) -> int:
@@ -90,7 +87,7 @@ class Letters(NamedTuple):
     def change(self, basis: np.ndarray) -> "Letters":
         """The letters of inputs ``basis' x``: their model m is ``basis m`` of x."""
         grams = basis.T @ self.grams @ basis
-        return Letters(grams, self.moments @ basis, self.squares)
+        return self._replace(grams=grams, moments=self.moments @ basis)
 
 
 # The client's half.
@@ -109,6 +106,7 @@ def write_letter(inputs: np.ndarray, targets: np.ndarray, folds: int) -> Letters
         np.stack([x.T @ x for x, _ in parts]),
         np.stack([x.T @ y for x, y in parts]),
         np.stack([y @ y for _, y in parts]),
+        np.array([float(len(y)) for _, y in parts]),
     )
 
 
@@ -168,6 +166,7 @@ def solve_models(
     slopes: np.ndarray | float = 0.0,
     ridge: float = 0.0,
     share: bool = True,
+    outputs: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The shared model [p], and every client's [clients, p].
 
@@ -177,11 +176,14 @@ def solve_models(
         slopes: the same for own slopes.
         ridge: penalty on shared slopes.
         share: whether there is a shared model; without, it is zero.
+        outputs: scores of a row; every one has an intercept, before its slopes.
     """
     gram, moment = letters.grams.sum(axis=1), letters.moments.sum(axis=1)
-    scales = np.empty(moment.shape)
-    scales[:, 0], scales[:, 1:] = np.sqrt(level), np.sqrt(np.reshape(slopes, (-1, 1)))
-    penalty = ridge * letters.counts.sum() * (np.arange(moment.shape[1]) > 0)
+    intercept = np.arange(moment.shape[1]) % (moment.shape[1] // outputs) == 0
+    level, slopes = np.reshape(level, (-1, 1)), np.reshape(slopes, (-1, 1))
+    scales = np.sqrt(np.where(intercept, level, slopes))
+    scales = np.broadcast_to(scales, moment.shape)
+    penalty = ridge * letters.counts.sum() * ~intercept
     shared, u, _ = newton_step(-moment, gram, scales, penalty=penalty, share=share)
     return -shared, -shared - scales * u
 

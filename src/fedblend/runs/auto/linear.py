@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import expit, log_expit, log_softmax, xlogy
 
 from fedblend.data.dataset import NUMBERS
-from fedblend.selection.one_letter import newton_step, solve_singular
+from fedblend.selection.one_letter import Letters, newton_step, solve_singular
 
 MOST_STEPS = 30
 TOLERANCE = 1e-9
@@ -29,7 +29,8 @@ class PooledRows:
     """Rows of all clients, one client after another.
 
     ``inputs`` are [rows, 1 + inputs], ones first; ``counts`` the rows of each client;
-    ``ranks`` what a network reads besides, [rows, ranks].
+    ``ranks`` what a network reads besides, [rows, ranks]; ``letters`` is how many each
+    client has written for models of these rows.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class PooledRows:
     ):
         self.inputs, self.targets, self.counts = inputs, targets, counts
         self.ranks = np.empty((len(inputs), 0)) if ranks is None else ranks
+        self.letters = 0
         ends = np.cumsum(counts)
         self.clients = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
 
@@ -131,6 +133,20 @@ def write_derivatives(
     return np.stack(slope), np.stack(curve)
 
 
+def expand(kind: str, rows: PooledRows, models: np.ndarray) -> Letters:
+    """The letters of squared errors that have the same value, slope and curve.
+
+    Of squared errors they are exact, whatever the models are.
+    """
+    slope, curve = write_derivatives(kind, rows, models)
+    bent = np.einsum("cij,cj->ci", curve, models)
+    each = _objective(kind, rows.scores(models), rows.targets)
+    square = 2 * np.array([each[at].sum() for at in rows.clients])
+    square += (models * (bent - 2 * slope)).sum(axis=1)
+    found = curve, bent - slope, square, rows.counts.astype(float)
+    return Letters(*(of[:, None] for of in found))
+
+
 def _minimize(
     value: Callable[[np.ndarray], float],
     step: Callable[[np.ndarray], tuple[np.ndarray, float]],
@@ -177,6 +193,7 @@ def one_model(
     weights = np.broadcast_to(weights, len(rows.targets))
 
     def value(model):
+        rows.letters += 1
         each = _objective(kind, offset + rows.scores(model[None]), rows.targets)
         return weights @ each + 0.5 * penalty @ (model - toward) ** 2
 
@@ -231,15 +248,17 @@ def flix_models(
     own = (1 - alpha) * _joint(kind, rows, scales, np.zeros(size), False)
     # All clients weigh the same, and what is penalized is the mixture.
     seen = rows.counts > 0
+    shrunk = PooledRows(alpha * rows.inputs, rows.targets, rows.counts)
     shared = one_model(
         kind,
-        PooledRows(alpha * rows.inputs, rows.targets, rows.counts),
+        shrunk,
         outputs,
         np.full(size, seen.sum() * l2 * alpha**2),
         toward=-own[seen].mean(axis=0) / alpha,
         offset=rows.scores(own),
         weights=np.repeat(1 / counts, rows.counts),
     )
+    rows.letters += shrunk.letters
     return alpha * shared + own
 
 
@@ -259,6 +278,7 @@ def _joint(
         return shared + scales * u
 
     def value(here):
+        rows.letters += 1
         shared, u = parts(here)
         each = _objective(kind, rows.scores(models(here)), rows.targets)
         return each.sum() + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
