@@ -43,6 +43,10 @@ def auto(
             "SCALE",
         ),
     ] = None,
+    once: Annotated[
+        bool,
+        option("Compare linear methods by sums that clients send, and not by rows."),
+    ] = False,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/TABLE.", "FOLDER")
     ] = None,
@@ -78,6 +82,7 @@ def auto(
             inputs=inputs or (),
             drop=drop or (),
             scale=scale,
+            once=once,
             screen=Screen(screen.note, stop),
         )
     _print(found, place)

@@ -53,6 +53,10 @@ SLOPES = (0.0, *(10.0**place for place in range(-5, 2)))
 """Variances that are compared: none, and .001 to 1000, .00001 to 10."""
 FLAT = 1e-11
 """An input whose variance is a smaller part of its mean square is constant."""
+ADVICE = (
+    "take fewer inputs or folds, leave such clients out, or accept it with "
+    "fewest_rows = 0"
+)
 SINGULAR = 1e-9
 """What is added to a diagonal of ones: softmax, and an input that is twice there, leave
 directions free."""
@@ -341,7 +345,9 @@ def one_letter(
         raise UserError("one_letter: folds", folds, "2 or more")
     letters = write_letters(data, folds)
     size = letters.moments.shape[2]
-    check_rows(letters, size if fewest_rows is None else fewest_rows, data.name)
+    least = letters.counts.min(axis=1)
+    fewest = size if fewest_rows is None else fewest_rows
+    check_rows("one_letter", least, fewest, data.name, ADVICE)
     basis = standard_basis(letters) if standardize else np.eye(size)
     letters = letters.change(basis)
     levels = LEVELS if level is None else (level,)
@@ -382,21 +388,23 @@ def write_letters(data: FederatedData, folds: int) -> Letters:
     return Letters(*map(np.stack, zip(*found, strict=True)))
 
 
-def check_rows(letters: Letters, fewest: int, name: Callable[[int], str]) -> None:
-    """Refuse clients whose matrix reveals rows.
+def check_rows(
+    where: str, least: np.ndarray, fewest: int, name: Callable[[int], str], advice: str
+) -> None:
+    """Refuse clients whose letters reveal rows.
 
     Args:
-        letters: of all clients.
-        fewest: rows of a client in a fold.
+        where: what is asked for.
+        least: every client's rows in its smallest fold.
+        fewest: rows that are needed.
         name: of a client, by its number.
+        advice: what to do.
     """
-    least = letters.counts.min(axis=1)
     small = np.flatnonzero(least < fewest)
     if small.size:
         first = int(least.argmin())
         raise DataError(
-            f"one_letter: client {name(first)!r} has {int(least[first])} rows in a "
-            f"fold, fewer than {fewest}, so that its matrix reveals rows "
-            f"({small.size} of {len(least)} clients); take fewer inputs or folds, "
-            "leave such clients out, or accept it with fewest_rows = 0"
+            f"{where}: client {name(first)!r} has {int(least[first])} rows in a fold, "
+            f"fewer than {fewest} coefficients, so that its letter reveals rows "
+            f"({small.size} of {len(least)} clients); {advice}"
         )

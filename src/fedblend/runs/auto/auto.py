@@ -31,6 +31,7 @@ def auto(
     inputs: Sequence[str] = (),
     drop: Sequence[str] = (),
     scale: str | None = None,
+    once: bool = False,
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> AutoResult:
@@ -49,6 +50,8 @@ def auto(
         inputs: columns to predict from; all others if empty.
         drop: columns to leave out, such as an identifier or a second outcome.
         scale: "log" or "linear", of a target that is a number; by its values if None.
+        once: compare linear methods from letters, which clients write once for
+            numbers, and some times for classes.
         quiet: print nothing.
         screen: callbacks instead of printing.
     """
@@ -58,7 +61,8 @@ def auto(
         screen = Screen() if quiet else Screen(print)
     if scale not in SCALES:
         raise UserError("scale", scale, '"log" or "linear"')
-    request = Request(path, client, target, kind, tuple(inputs), tuple(drop), scale)
+    columns = tuple(inputs), tuple(drop)
+    request = Request(path, client, target, kind, *columns, scale, once or None)
     AutoComparison(request, folder, minutes, screen).complete()
     return AutoResult(folder)
 

@@ -122,6 +122,8 @@ class Request(NamedTuple):
     drop: tuple[str, ...] = ()
     scale: str | None = None
     """Of targets that are numbers: "log" or "linear"; by their values if None."""
+    once: bool | None = None
+    """Whether all is found from letters."""
 
 
 def configuration(

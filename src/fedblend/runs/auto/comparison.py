@@ -19,7 +19,6 @@ from threadpoolctl import threadpool_limits
 
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
-from fedblend.data.dataset import Task
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, sentences
@@ -28,10 +27,9 @@ from fedblend.runs.auto.contest import CRITERIA, Contest
 from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
 from fedblend.runs.auto.kept_runs import keep_run
-from fedblend.runs.auto.tuning import Split, Table, measure_constants
+from fedblend.runs.auto.letters import count_entries, divide
 from fedblend.runs.auto.verdict import (
     JUDGED,
-    MethodScores,
     decide,
     difference,
     find_untrained,
@@ -97,17 +95,20 @@ class AutoComparison:
             self.state["log_shift"] = shift
             built = self._build("fedavg", [0], candidates.VALIDATION)
         self._look(built)
-        products = built.federated_data.clients * count_entries(built.task) ** 2
-        most = min(ROWS // self.state["seen"]["rows"], PRODUCTS // products)
-        splits = np.clip(most, LEAST_SPLITS, SPLITS)
-        seeds = list(range(int(splits)))
-        # With the inputs of networks, the ranks of numbers; other models leave them.
-        chosen = self._build("network", seeds, candidates.VALIDATION)
-        tested = self._build("network", seeds, 0.0)
+        if self.request.once:
+            seeds, (chosen, tested) = [0], divide(built)
+        else:
+            products = built.federated_data.clients * count_entries(built.task) ** 2
+            most = min(ROWS // self.state["seen"]["rows"], PRODUCTS // products)
+            seeds = list(range(int(np.clip(most, LEAST_SPLITS, SPLITS))))
+            # With ranks of numbers, the inputs of networks; other models leave them.
+            chosen = self._build("network", seeds, candidates.VALIDATION)
+            tested = self._build("network", seeds, 0.0)
         # Matrices are small: threads would wait for each other.
         with threadpool_limits(1):
-            scores = self._compare(chosen, tested)
-        self._decide(scores, chosen, tested)
+            contest = Contest.read(self.request, chosen, tested, self.state["methods"])
+            self._compare(contest)
+        self._decide(contest)
         return seeds
 
     def folder(self, method: str) -> Path:
@@ -166,28 +167,20 @@ class AutoComparison:
         self._say(*description.lines(state["seen"]))
         self._save()
 
-    def _compare(self, chosen: Built, tested: Built) -> dict[str, MethodScores]:
+    def _compare(self, contest: Contest) -> None:
         """Tune every method, and score it; settings that are known stay."""
-        state, task = self.state, chosen.task
-        table = Table(
-            self.request,
-            task,
-            chosen,
-            tested,
-            [Split.read(one, "validation", task) for one in chosen.federations],
-            [Split.read(one, "test", task) for one in tested.federations],
-            {},
-        )
-        contest = Contest(table, state["methods"])
+        state, once = self.state, self.request.once
         state["left_out"] = []
+        kind, models = contest.table.task.kind, {"linear"} if once else {*TIME}
         compared = [
             one
             for one in CANDIDATES
-            if task.kind not in one.not_for and (one.deployable or find_spec("sklearn"))
+            if one.model in models
+            if kind not in one.not_for and (one.deployable or find_spec("sklearn"))
         ]
         self._say(
-            f"Comparing {len(compared)} methods by {state['criterion']}, the mean "
-            f"over clients and {len(table.to_test)} splits; settings are chosen on "
+            f"Comparing {len(compared)} methods by {state['criterion']}, the mean over "
+            f"clients and {len(contest.table.to_test)} splits; settings are chosen on "
             "validation rows."
         )
         spent, total = 0.0, sum(TIME[one.model] for one in compared)
@@ -207,7 +200,6 @@ class AutoComparison:
             self._save()
             score = f"test {state['criterion']} {known['test']:.4g}"
             self._say(f"{self._time:5.1f} s  {title}: {score}")
-        return contest.scores
 
     def _left(self, until: float) -> Callable[[], float]:
         def left() -> float:
@@ -216,19 +208,11 @@ class AutoComparison:
 
         return left
 
-    def _decide(
-        self, scores: dict[str, MethodScores], chosen: Built, tested: Built
-    ) -> None:
+    def _decide(self, contest: Contest) -> None:
         """Decide and say so, by the rule and in the words of ``verdict``."""
-        state, methods, data = self.state, self.state["methods"], tested.federated_data
-        constants = [
-            MethodScores(validated, measured)
-            for validated, measured in zip(
-                measure_constants(chosen, "validation"),
-                measure_constants(tested, "test"),
-                strict=True,
-            )
-        ]
+        state, methods, scores = self.state, self.state["methods"], contest.scores
+        constants, tested = contest.constants, contest.table.tested
+        data = tested.federated_data
         failed = find_untrained(scores, constants)
         for name, why in failed.items():
             methods[name]["not_trained"] = why
@@ -261,6 +245,11 @@ class AutoComparison:
         )
         state["findings"] = found.plain()
         state["deploy"] = found.choice.method if found.informative else None
+        if self.request.once:
+            # What is told besides needs rows.
+            state["numbers"] = contest.numbers
+            state["verdict"].append(sentences.cost(contest.numbers, state["kind"]))
+            return
         settings = {name: of["setting"] for name, of in methods.items()}
         tables, facts = insight(tested, trained, found, settings)
         state |= facts
@@ -288,7 +277,8 @@ class AutoComparison:
                 name, config, metric, self.folder(name), known, alone, self.screen.stop
             )
             known["seconds"] += round(self._time - begun, 2)
-            if far is not None:
+            # Folds are other splits than a run's.
+            if far is not None and not self.request.once:
                 self.state["warnings"].append(far)
                 self._say(f"warning: {far}")
             self._save()
@@ -305,8 +295,3 @@ class AutoComparison:
         self._save()
         if found is not None:
             AutoResult(self.out).report(self.out / REPORT)
-
-
-def count_entries(task: Task) -> int:
-    """The coefficients of a linear model."""
-    return task.outputs * (1 + int(np.prod(task.shape)))

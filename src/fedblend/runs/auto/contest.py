@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.runs.auto.candidates import Candidate
+from fedblend.config.build import Built
+from fedblend.runs.auto.candidates import Candidate, Request
+from fedblend.runs.auto.letters import count_numbers, read_letters
 from fedblend.runs.auto.network import evaluate_network
 from fedblend.runs.auto.reference import evaluate_trees
-from fedblend.runs.auto.tuning import Table, evaluate_linear, measure
+from fedblend.runs.auto.tuning import (
+    Split,
+    Table,
+    evaluate_linear,
+    measure,
+    measure_constants,
+)
 from fedblend.runs.auto.verdict import MethodScores, comparable_means, mean
 
 CRITERIA = {
@@ -41,6 +49,36 @@ class Contest:
         self.table, self.methods = table, methods
         self.metric, self.criterion = CRITERIA[table.task.kind]
         self.scores: dict[str, MethodScores] = {}
+
+    @classmethod
+    def read(
+        cls, request: Request, chosen: Built, tested: Built, methods: dict[str, Any]
+    ) -> "Contest":
+        """The methods on the splits of a table, or on letters of them.
+
+        Args:
+            request: what was asked for.
+            chosen: the table's splits with validation rows.
+            tested: the same splits, without.
+            methods: what is known of each.
+        """
+        task = chosen.task
+        to_choose = [Split.read(one, "validation", task) for one in chosen.federations]
+        to_test = [Split.read(one, "test", task) for one in tested.federations]
+        table = Table(request, task, chosen, tested, to_choose, to_test, {})
+        return cls(read_letters(table) if request.once else table, methods)
+
+    @property
+    def constants(self) -> list[MethodScores]:
+        """The scores of both constant predictions."""
+        pairs = (self.table.chosen, "validation"), (self.table.tested, "test")
+        both = (measure_constants(*pair) for pair in pairs)
+        return [MethodScores(*of) for of in zip(*both, strict=True)]
+
+    @property
+    def numbers(self) -> int:
+        """The numbers in the letters of a client."""
+        return count_numbers(self.table)
 
     @property
     def settings(self) -> dict[str, Mapping[str, Any]]:

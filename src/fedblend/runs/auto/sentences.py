@@ -201,3 +201,10 @@ def join_names(names: Sequence[str]) -> str:
     if len(names) > NAMED:
         return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
+def cost(numbers: int, kind: str) -> str:
+    """What a comparison by letters cost."""
+    if kind == "regression":
+        return f"One letter: every client sent {numbers} numbers, once, for all of it."
+    return f"Letters: every client sent {numbers} numbers for all of it."

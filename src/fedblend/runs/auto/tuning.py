@@ -20,6 +20,12 @@ from fedblend.data.federated import FederatedData
 from fedblend.runs.auto import linear
 from fedblend.runs.auto.candidates import ALONE, Candidate, Request
 from fedblend.runs.auto.linear import PooledRows
+from fedblend.selection.one_letter import (
+    Letters,
+    held_out_errors,
+    solve_flix,
+    solve_models,
+)
 from fedblend.stats.constant_baseline import constant_losses
 
 FACTORS = (10.0, 3.0)
@@ -55,6 +61,10 @@ class Table(NamedTuple):
     """The rows of ``tested``: to train on, and of test."""
     settings: Mapping[str, Mapping[str, Any]]
     """Those of the methods that are tuned."""
+    to_tune: Sequence["Split"] = ()
+    """What chooses settings of linear methods, where that is not ``to_choose``."""
+    wrote: Sequence[PooledRows] = ()
+    """Rows whose letters are counted, besides those of the folds."""
 
 
 class Predictions(NamedTuple):
@@ -71,18 +81,18 @@ class Predictions(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The rows of a split: to train on, and held out."""
+    """The rows of a split, or letters of them: to train on, and held out."""
 
-    train: PooledRows
-    held: PooledRows
+    train: Any
+    held: Any
 
     @classmethod
     def read(cls, data: FederatedData, name: str, task: Task) -> "Split":
         """The split of federated data, with the held-out rows of this name."""
-        return cls(_scale_rows(data.train, task), _scale_rows(data.splits[name], task))
+        return cls(scale_rows(data.train, task), scale_rows(data.splits[name], task))
 
 
-def _scale_rows(shards: Any, task: Task) -> PooledRows:
+def scale_rows(shards: Any, task: Task) -> PooledRows:
     """Rows with targets in the unit that models are trained in."""
     rows = PooledRows.read(shards, task.ranks)
     if task.kind in NUMBERS:
@@ -91,12 +101,16 @@ def _scale_rows(shards: Any, task: Task) -> PooledRows:
 
 
 def models(
-    task: Task, name: str, rows: PooledRows, setting: Mapping[str, float]
+    task: Task, name: str, rows: PooledRows | Letters, setting: Mapping[str, float]
 ) -> np.ndarray:
     """Every client's model by a method, [clients, entries]."""
+    share = name != ALONE
+    if isinstance(rows, Letters):
+        if name == "flix":
+            return solve_flix(rows, **setting)
+        return solve_models(rows, **setting, share=share, outputs=task.outputs)[1]
     if name == "flix":
         return linear.flix_models(task.kind, rows, task.outputs, **setting)
-    share = name != ALONE
     return linear.hierarchical_models(
         task.kind, rows, task.outputs, **setting, share=share
     )
@@ -126,9 +140,14 @@ def measures(
 def predict(
     task: Task, name: str, splits: Sequence[Split], setting: Mapping[str, float]
 ) -> list[np.ndarray]:
-    """The scores of the held-out rows of each split, [rows, outputs]."""
+    """The scores of the held-out rows of each split, [rows, outputs].
+
+    Letters are scored by the models themselves.
+    """
+    found = [models(task, name, split.train, setting) for split in splits]
     return [
-        split.held.scores(models(task, name, split.train, setting)) for split in splits
+        of if isinstance(split.held, Letters) else split.held.scores(of)
+        for split, of in zip(splits, found, strict=True)
     ]
 
 
@@ -159,7 +178,16 @@ def measure_constants(built: Built, split: str) -> np.ndarray:
     return np.stack(each, axis=1)
 
 
-def _metrics(task: Task, scores: np.ndarray, held: PooledRows) -> dict[str, np.ndarray]:
+def _metrics(
+    task: Task, scores: np.ndarray, held: PooledRows | Letters
+) -> dict[str, np.ndarray]:
+    if isinstance(held, Letters):
+        error = held_out_errors(held, scores) / held.counts[:, 0]
+        if task.kind == "regression":
+            error = task.scale**2 * error
+            return {"mse": error, "rmse": np.sqrt(error)}
+        return {"log_loss": error / 2}
+
     def mean(values: np.ndarray) -> np.ndarray:
         return client_means(values, held.counts)
 
@@ -203,9 +231,9 @@ def evaluate_linear(
     task, name, complete = table.task, candidate.name, True
     setting = table.settings.get(name)
     if setting is None:
-        rows = len(table.to_choose[0].train.targets)
-        most = max(TUNING_SPLITS, TUNING_ROWS // rows)
-        splits = table.to_choose[:most]
+        splits = table.to_tune or table.to_choose
+        rows = int(splits[0].train.counts.sum())
+        splits = splits[: max(TUNING_SPLITS, TUNING_ROWS // rows)]
         setting, complete = tune(
             task, candidate, splits, table.settings, lambda: left() > 0
         )
