@@ -405,6 +405,6 @@ def check_rows(
         first = int(least.argmin())
         raise DataError(
             f"{where}: client {name(first)!r} has {int(least[first])} rows in a fold, "
-            f"fewer than {fewest} coefficients, so that its letter reveals rows "
+            f"fewer than {fewest} coefficients, so that what it sends reveals rows "
             f"({small.size} of {len(least)} clients); {advice}"
         )

@@ -20,7 +20,7 @@ from fedblend.runs.auto.tuning import evaluate_linear, measure
 from fedblend_reproductions.datasets.download import data_home
 
 LINEAR = [one for one in CANDIDATES if one.model == "linear"]
-BY_NAME = {one.name: one for one in LINEAR}
+ONES = {one.name: one for one in LINEAR}
 
 
 def columns(classes, rows=60, clients=6):
@@ -57,7 +57,7 @@ def test_letters_of_numbers_tell_what_rows_tell(tmp_path):
         for candidate in LINEAR:
             assert of.evaluate(candidate, lambda: 1.0)
         found.append(of)
-    for name in BY_NAME:
+    for name in ONES:
         letters, rows = (of.scores[name] for of in found)
         assert found[0].settings[name] == found[1].settings[name]
         np.testing.assert_allclose(letters.test, rows.test, rtol=1e-6)
@@ -75,7 +75,7 @@ def test_letters_of_classes_end_at_logistic_regression(tmp_path):
     """One model for all: the log loss that scikit-learn has on every fold."""
     found = contest(columns(True), tmp_path, True)
     table = found.table._replace(settings={"fedavg": {"ridge": 0.02}})
-    predicted = evaluate_linear(table, BY_NAME["fedavg"], lambda: 1.0)
+    predicted = evaluate_linear(table, ONES["fedavg"], lambda: 1.0)
     measured = measure(table.task, table.to_test, predicted.test)["log_loss"]
     for split, losses in zip(table.to_test, measured, strict=True):
         train, held = split.train, split.held
@@ -95,7 +95,7 @@ def test_settings_by_letters_are_as_good_as_those_by_rows(tmp_path):
     rows = contest(columns(True), tmp_path, False)
     for name in ("fedavg", "own_intercepts", "local_only"):
         for of in (found, rows):
-            of.evaluate(BY_NAME[name], lambda: 1.0)
+            of.evaluate(ONES[name], lambda: 1.0)
         tested = found.methods[name]["test"], rows.methods[name]["test"]
         assert tested[0] == pytest.approx(tested[1], rel=0.005)
 
@@ -106,7 +106,7 @@ def test_the_folder_has_a_verdict_and_a_model(tmp_path):
     found = fb.auto(table, **asked, out=tmp_path / "out")
     assert found.deploy == "own_intercepts"
     assert found.verdict[0].startswith("Deploy own intercepts")
-    assert found.verdict[3].startswith("One letter: every client sent 75 numbers, once")
+    assert found.verdict[3].startswith("Every client sent 75 numbers, once")
     rows = {name: of[:2] for name, of in table.items() if name[0] == "x"}
     assert len(found.predict(rows, client="s1")) == 2
 
@@ -157,5 +157,5 @@ def test_one_letter_is_the_mixed_model_of_real_rows(name, tmp_path):
     penalty = np.concatenate([np.full(size, 1e-9), weights])
     matrix = both.T @ both + eye_array(len(penalty)).multiply(penalty).tocsc()
     effects = spsolve(matrix.tocsc(), both.T @ targets)
-    expected = both @ effects
-    np.testing.assert_allclose(scores, expected, atol=1e-4 * np.std(expected))
+    expected = np.asarray(both @ effects)
+    np.testing.assert_allclose(scores, expected, atol=1e-4)

@@ -14,15 +14,14 @@ import numpy as np
 from fedblend.config.build import Built
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, gather
-from fedblend.runs.auto.candidates import BY_NAME
 from fedblend.runs.auto.description import all_rows
 from fedblend.runs.auto.linear import expand, hierarchical_models
 from fedblend.runs.auto.tuning import Split, Table, scale_rows
 from fedblend.selection.one_letter import Letters, check_rows
 
 FOLDS = 5
-MIXED = BY_NAME["hierarchical"].first
-"""The amounts of sharing of the mixed model at which losses are expanded."""
+LEVEL, SLOPES = 0.1, 0.01
+"""The variances of the mixed model at which losses are expanded."""
 ADVICE = (
     "take fewer columns (--drop), leave such clients out, or compare without --once"
 )
@@ -68,7 +67,9 @@ def read_letters(table: Table) -> Table:
     rows = scale_rows(table.chosen.federated_data.train, task)
     models = np.zeros((len(rows.counts), count_entries(task)))
     if task.kind != "regression":
-        models = hierarchical_models(task.kind, rows, task.outputs, **MIXED)
+        models = hierarchical_models(
+            task.kind, rows, task.outputs, level=LEVEL, slopes=SLOPES
+        )
     folds = [expand(task.kind, split.held, models) for split in table.to_test]
     letters = Letters(*(np.concatenate(of, axis=1) for of in zip(*folds, strict=True)))
     to_choose, to_test = [], []

@@ -206,5 +206,5 @@ def join_names(names: Sequence[str]) -> str:
 def cost(numbers: int, kind: str) -> str:
     """What a comparison by letters cost."""
     if kind == "regression":
-        return f"One letter: every client sent {numbers} numbers, once, for all of it."
-    return f"Letters: every client sent {numbers} numbers for all of it."
+        return f"Every client sent {numbers} numbers, once, for all of this."
+    return f"Every client sent {numbers} numbers for all of this."
