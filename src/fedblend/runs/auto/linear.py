@@ -22,7 +22,8 @@ from fedblend.selection.one_letter import Letters, newton_step, solve_singular
 
 MOST_STEPS = 30
 TOLERANCE = 1e-9
-"""A step that lowers the objective by a smaller part of its first value is the last."""
+"""A step that promises to lower the objective by a smaller part of its first value is
+the last."""
 
 
 class PooledRows:
@@ -157,15 +158,15 @@ def _minimize(
     enough = TOLERANCE * abs(before)
     for _ in range(MOST_STEPS):
         move, promised = step(here)
+        if promised <= enough:
+            return here - move
         length, after = 1.0, value(here - move)
         while not after <= before - 1e-4 * length * promised:
             length /= 2
             if length < 1e-6:
                 return here
             after = value(here - length * move)
-        here, gained, before = here - length * move, before - after, after
-        if gained <= enough:
-            break
+        here, before = here - length * move, after
     return here
 
 
