@@ -118,7 +118,7 @@ def test_numbers_that_mean_missing_are_missing_in_new_rows_too():
     weight = np.where(draw.random(200) < 0.1, 999, draw.normal(70, 9, 200).round())
     texts = np.array([f"{one:g} " for one in weight], object)
     for raw in (weight, weight.astype(int), texts):
-        schema = schema_of({"weight": raw}, missing_values={"weight": [999]})
+        schema = schema_of({"weight": raw}, {"weight": "missing 999"})
         fitted = fit(schema, [schema.encode({"weight": raw})])
         assert fitted.fitted[0].mean == pytest.approx(weight[weight < 999].mean())
         again = Preprocessing.parse(fitted.dump())
@@ -134,8 +134,11 @@ def test_numbers_that_mean_missing_are_missing_in_new_rows_too():
         ({"time": "sex"}, "time: f is no number and no date"),
         ({"group": "y"}, "group: 'y' is the target or client"),
         ({"time": "year", "group": "patient"}, "time and group: choose one"),
-        ({"missing_values": {"z": [0]}}, "missing_values: there is no column 'z'"),
-        ({"missing_values": {"sex": [0]}}, "missing_values.sex: needs numbers"),
+        ({"preprocess": {"year": "missing x"}}, "preprocess.year: 'x' are no numbers"),
+        (
+            {"preprocess": {"sex": "missing 0"}},
+            "preprocess.sex: missing 0 needs numbers",
+        ),
         ({"client": "y"}, "client: 'y' is the target, too; name the column"),
     ],
 )

@@ -56,7 +56,6 @@ def schema_of(data: NodeRows) -> Schema | None:
                 one.other,
                 one.missing,
                 tuple(one.parts),
-                missing_values=tuple(one.missing_values),
             )
             for one in data.raw
         )
@@ -65,7 +64,7 @@ def schema_of(data: NodeRows) -> Schema | None:
 
 def raw_of(schema: Schema) -> list[dict[str, Any]]:
     """``data.raw`` of a configuration with this schema, defaults left out."""
-    shown = {"style", "categories", "other", "missing", "parts", "missing_values"}
+    shown = {"style", "categories", "other", "missing", "parts"}
     return [
         {"name": one.name, "encoding": one.encoding}
         | {

@@ -47,6 +47,18 @@ def auto(
         bool,
         option("Compare linear methods by sums that clients send, and not by rows."),
     ] = False,
+    keep: Annotated[
+        list[str] | None,
+        option("Column to leave as it is; repeat for more.", "COLUMN"),
+    ] = None,
+    time: Annotated[
+        str | None,
+        option("Column of dates or numbers: test each client's last rows.", "COLUMN"),
+    ] = None,
+    group: Annotated[
+        str | None,
+        option("Column whose equal values are tested together: a patient.", "COLUMN"),
+    ] = None,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/TABLE.", "FOLDER")
     ] = None,
@@ -83,6 +95,9 @@ def auto(
             drop=drop or (),
             scale=scale,
             once=once,
+            keep=keep or (),
+            time=time,
+            group=group,
             screen=Screen(screen.note, stop),
         )
     _print(found, place)

@@ -255,7 +255,7 @@ def test_a_folder_without_a_verdict_is_read_again(tmp_path, monkeypatch):
 
 
 def test_a_leak_is_said_before_training_and_on_top(tmp_path):
-    """A column that equals the target: on the console first, once."""
+    """A copy of the target: on the console first, and dropped unless it is kept."""
     table, lines = columns(6), []
     table["discharge"] = np.where(table["outcome"] == "yes", "dead", "alive")
     path = tmp_path / "table.csv"
@@ -265,13 +265,15 @@ def test_a_leak_is_said_before_training_and_on_top(tmp_path):
         request, tmp_path / "out", 1, Screen(lines.append)
     )
     found.judge()
-    (place,) = [at for at, line in enumerate(lines) if "'discharge'" in line]
-    assert lines[place].startswith("warning: ") and place == 0
-    assert any("'discharge'" in line for line in found.state["warnings"])
-    clean = candidates.Request(path, "site", "outcome", drop=("discharge",))
-    again = comparison.AutoComparison(clean, tmp_path / "other", 1, Screen())
+    assert lines[0].startswith("warning: discharge: is the target in other words")
+    assert lines[0].endswith("; dropped")
+    assert found.state["warnings"] == [lines[0].removeprefix("warning: ")]
+    assert found.state["seen"]["inputs"] == 6
+    kept = candidates.Request(path, "site", "outcome", keep=("discharge",))
+    again = comparison.AutoComparison(kept, tmp_path / "other", 1, Screen())
     again.judge()
-    assert again.state["seen"]["inputs"] == 6 and not again.state["warnings"]
+    assert again.state["seen"]["inputs"] == 8
+    assert again.state["warnings"][0].endswith("left in, look at it")
 
 
 @pytest.mark.parametrize(("wild", "warned"), [(1e6, True), (6.0, False)])

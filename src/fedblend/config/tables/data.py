@@ -65,7 +65,7 @@ OF_OTHERS = ("classes", "per_client")
 """Options of partitions that are not chosen: these need their name."""
 _OWN: dict[str, str | None] = dict.fromkeys(("target", "client", "inputs", "drop"))
 _OWN |= {"kind": None, "log_shift": None, "preprocess": "auto"}
-_OWN |= dict.fromkeys(("missing_values", "time", "group"))
+_OWN |= {"time": None, "group": None}
 """Keys of a file of one's own, and what they are without one."""
 Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]
 """As of ``fedblend.data.read``."""
@@ -83,7 +83,6 @@ class RawColumn(Table):
     other: bool = False
     missing: bool = False
     parts: list[Literal["year", "week", "day"]] = Field(default_factory=list)
-    missing_values: list[float] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _goes_together(self) -> "RawColumn":
@@ -134,7 +133,6 @@ class Data(Table):
     kind: Literal["classes", "binary", "regression", "counts"] | None = None
     log_shift: NotNegative | None = None
     preprocess: Preprocess = "auto"
-    missing_values: dict[Word, list[float]] | None = None
     time: Word | None = None
     group: Word | None = None
     validation: Fraction = 0.0
@@ -226,7 +224,6 @@ class NodeRows(Data):
             (self.unseen, "unseen", held),
             (self.time, "time", held),
             (self.group, "group", held),
-            (self.missing_values, "missing_values", "goes into raw, by column"),
         )
         return self
 
@@ -318,7 +315,6 @@ def load_dataset(data: Data) -> Dataset:
         kind=data.kind,
         log_shift=data.log_shift,
         preprocess=data.preprocess,
-        missing_values=data.missing_values,
         time=data.time,
         group=data.group,
     )

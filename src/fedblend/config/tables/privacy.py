@@ -50,7 +50,7 @@ EXAMINED = {
     # groups of the client's own, and logarithms are those of single rows.
     "data": (
         "source options file target client inputs drop kind preprocess validation test "
-        "missing_values time group unseen seed split_seed partition clients labels "
+        "time group unseen seed split_seed partition clients labels "
         "classes shape columns raw "
         "center scale log_shift concentration minimum per_client"
     ),

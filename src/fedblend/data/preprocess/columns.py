@@ -35,7 +35,7 @@ class Column(NamedTuple):
     encoding: Encoding
     """What inputs are made of it; "drop" makes none."""
     style: str = ""
-    """How its texts are read; see ``values``."""
+    """How its texts are read, see ``values``; then ``MISSING`` and such numbers."""
     categories: tuple[str, ...] = ()
     """The categories that have an input of their own, or a place in the order."""
     other: bool = False
@@ -48,8 +48,6 @@ class Column(NamedTuple):
     """What was found in it, in words."""
     why: str = ""
     """Why it is encoded so, where that is not plain."""
-    missing_values: tuple[float, ...] = ()
-    """Numbers that mean a missing value."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -82,6 +80,8 @@ READERS: dict[str, Callable[[Any, str], float]] = {
     "boolean": values.truth,
     "date": values.date,
 }
+MISSING = "missing "
+"""Before the numbers that mean a missing value, in a choice and in a style."""
 MIXED = 0.9
 """A column of numbers or dates may have texts in this fraction of rows less than 1."""
 LEAST_NUMBERS = 10
@@ -94,6 +94,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 def read_as(raw: np.ndarray, kind: Kind, style: str) -> np.ndarray:
     """The values of a raw column as numbers; NaN where there is none, or no such."""
+    style, _, absent = style.partition(MISSING)
+    if absent:
+        numbers = read_as(raw, kind, style)
+        return np.where(
+            np.isin(numbers, [*map(float, absent.split())]), np.nan, numbers
+        )
     if raw.dtype.kind in "biuf":
         numbers = raw.astype(np.float64)
         if kind == "boolean":
@@ -241,4 +247,4 @@ def encode(column: Column, raw: np.ndarray) -> np.ndarray:
                 f"column {column.name!r}: {present[0]!r:.40} is not {what}, and no "
                 "other value is"
             )
-    return np.where(np.isin(numbers, column.missing_values), np.nan, numbers)
+    return numbers

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedblend.data.dataset import AbsentColumnError, DataError
 from fedblend.data.preprocess.columns import (
+    MISSING,
     PERIODS,
     SCALED,
     Column,
@@ -31,7 +32,8 @@ Columns = Mapping[str, np.ndarray]
 """The columns of a raw table, by name: numbers, truth values, dates, or objects."""
 Choice = str | Sequence[str]
 """What to make of a column: an ``Encoding`` but "flag", a date's format such as
-"%d/%m/%Y", or the categories of an order, from low to high."""
+"%d/%m/%Y", the categories of an order, from low to high, or "missing 0 999": numbers
+that mean a missing value."""
 
 CHOICES = tuple(name for name in get_args(Encoding) if name != "flag")
 
@@ -116,7 +118,7 @@ class Schema(NamedTuple):
         """
         try:
             columns = [
-                Column(**{name: one[name] for name in Column._fields if name in one})
+                Column(**{name: one[name] for name in Column._fields})
                 for one in records
             ]
             return cls(tuple(_check_column(one) for one in columns))
@@ -134,13 +136,10 @@ def _check_column(column: Column) -> Column:
         and column.encoding in get_args(Encoding)
         and {*column.parts} <= {*PERIODS}
         and {type(column.other), type(column.missing)} == {bool}
-        and all(isinstance(one, int | float) for one in column.missing_values)
     ):
         raise ValueError(f"column {column.name!r:.40} is not in the schema")
     return column._replace(
-        categories=tuple(column.categories),
-        parts=tuple(column.parts),
-        missing_values=tuple(column.missing_values),
+        categories=tuple(column.categories), parts=tuple(column.parts)
     )
 
 
@@ -149,7 +148,6 @@ def schema_of(
     choices: Mapping[str, Choice] | None = None,
     *,
     confirmed: bool = False,
-    missing_values: Mapping[str, Sequence[float]] | None = None,
 ) -> Schema:
     """What the columns of a raw table are, and what to make of them.
 
@@ -157,50 +155,28 @@ def schema_of(
         columns: all columns that may become inputs.
         choices: what to make of some of them; the others are decided here.
         confirmed: that all columns are meant to be inputs, ids too.
-        missing_values: of some columns, the numbers that mean a missing value.
 
     Raises:
         DataError: a choice does not fit, or no column is left.
     """
-    choices, missing_values = choices or {}, missing_values or {}
-    named = {"preprocess": choices, "missing_values": missing_values}
-    for key, of in named.items():
-        for name in of:
-            if name not in columns:
-                raise DataError(
-                    f"{key}: there is no column {name!r}; {hint(name, columns)}"
-                )
-    decided = []
-    for name, stored in columns.items():
-        raw, absent = np.asarray(stored), tuple(missing_values.get(name, ()))
-        if absent:
-            raw = _without(name, raw, absent)
-        one = (
-            _choose(name, raw, choices[name])
+    choices = choices or {}
+    for name in choices:
+        if name not in columns:
+            raise DataError(
+                f"preprocess: there is no column {name!r}; {hint(name, columns)}"
+            )
+    made = Schema(
+        tuple(
+            _choose(name, np.asarray(raw), choices[name])
             if name in choices
-            else _decide(name, raw, confirmed)
+            else _decide(name, np.asarray(raw), confirmed)
+            for name, raw in columns.items()
         )
-        if absent:
-            said = ", ".join(f"{number:g}" for number in absent) + " read as missing"
-            why = "; ".join(filter(None, (said, one.why)))
-            one = one._replace(missing_values=absent, why=why)
-        decided.append(one)
-    made = Schema(tuple(decided))
+    )
     if not made.kept:
         reasons = "; ".join(f"{one.name!r} {one.why}" for one in made.columns[:3])
         raise DataError(f"preprocess: no column is left to train on: {reasons}")
     return made
-
-
-def _without(name: str, raw: np.ndarray, numbers: tuple[float, ...]) -> np.ndarray:
-    """A column without these numbers, which mean a missing value."""
-    seen = identify(raw)
-    if seen.kind not in ("number", "boolean"):
-        raise DataError(
-            f"missing_values.{name}: needs numbers, and there is {_kind_in_words(seen)}"
-        )
-    empty: Any = None if raw.dtype.kind == "O" else np.nan
-    return np.where(np.isin(seen.numbers, numbers), empty, raw)
 
 
 def _decide(name: str, raw: np.ndarray, confirmed: bool) -> Column:
@@ -316,6 +292,8 @@ def _choose(name: str, raw: np.ndarray, choice: Choice) -> Column:
     """A column of which someone decided what to make."""
     seen = identify(raw)
     about = _column(name, seen, raw)._replace(why="chosen")
+    if isinstance(choice, str) and choice.startswith(MISSING):
+        return _without(name, raw, seen, choice)
     if not isinstance(choice, str) or choice in ("one_hot", "ordinal"):
         numbers, words = words_of(raw)
         if len(words) < 2:
@@ -335,7 +313,8 @@ def _choose(name: str, raw: np.ndarray, choice: Choice) -> Column:
     if choice not in CHOICES:
         raise DataError(
             f"preprocess.{name}: {choice!r} is unknown; allowed are "
-            f"{', '.join(CHOICES)}, a format such as %d/%m/%Y, a list of categories"
+            f"{', '.join(CHOICES)}, missing 0, a format such as %d/%m/%Y, a list of "
+            "categories"
         )
     if choice == "drop":
         return about._replace(encoding="drop")
@@ -344,6 +323,21 @@ def _choose(name: str, raw: np.ndarray, choice: Choice) -> Column:
             f"preprocess.{name}: {choice} needs numbers, and there is {about.seen}"
         )
     return about._replace(encoding=cast(Encoding, choice))
+
+
+def _without(name: str, raw: np.ndarray, seen: Found, choice: str) -> Column:
+    """A column of numbers some of which mean a missing value."""
+    style, absent = seen.style + choice, choice.removeprefix(MISSING)
+    try:
+        numbers = read_as(raw, "number", style)
+    except ValueError:
+        raise DataError(f"preprocess.{name}: {absent!r} are no numbers") from None
+    if seen.kind not in ("number", "boolean"):
+        raise DataError(
+            f"preprocess.{name}: {choice} needs numbers, not {_kind_in_words(seen)}"
+        )
+    found = _decide(name, numbers, confirmed=True)
+    return found._replace(style=style, why=f"{absent} read as missing")
 
 
 def _one_hot(about: Column, seen: Found) -> Column:

@@ -59,7 +59,6 @@ def read(
     kind: Kind | None = None,
     log_shift: float | None = None,
     preprocess: Preprocess = "auto",
-    missing_values: Mapping[str, Sequence[float]] | None = None,
     time: str | None = None,
     group: str | None = None,
 ) -> Dataset:
@@ -84,9 +83,7 @@ def read(
             used as they are; "always": arrays [rows, columns] are preprocessed, too;
             "none": numbers are used as they are, and a table with anything else is
             refused. Or what to make of some columns, such as ``{"age": "standardize",
-            "grade": ["low", "high"]}``.
-        missing_values: of columns of a table, numbers that mean a missing value, such
-            as ``{"weight": [0, 999]}``.
+            "grade": ["low", "high"], "weight": "missing 0 999"}``.
         time: the column of numbers or dates that says when a row of a table was; each
             client's last rows are then held out.
         group: the column that says which rows of a table belong together, such as those
@@ -103,8 +100,7 @@ def read(
     table = _table(source)
     if table is None:
         path = Path(source)
-        needing = {"drop": drop, "missing_values": missing_values}
-        for key, given in {**needing, "time": time, "group": group}.items():
+        for key, given in {"drop": drop, "time": time, "group": group}.items():
             if given:
                 raise DataError(f"{path}: {key}: needs a table; arrays have no columns")
         raw = _read_arrays(path, target, client, inputs)
@@ -118,7 +114,7 @@ def read(
         parts = _split_columns(table, {"time": time, "group": group}, (target, client))
         drop = [*dict.fromkeys([*drop, *([group] if group else [])])]
         table = drop_columns(table, drop, (target, client), chosen or ())
-        raw = _raw(table, target, client, chosen, preprocess, missing_values, parts)
+        raw = _raw(table, target, client, chosen, preprocess, parts)
         dataset = make_dataset(raw, kind, table.where, table.name, log_shift)
     check(dataset)
     return dataset
@@ -266,7 +262,6 @@ def _raw(
     client: Any,
     inputs: Sequence[str] | None,
     preprocess: Preprocess | Preprocessing | Schema | None,
-    missing_values: Mapping[str, Sequence[float]] | None = None,
     parts: Mapping[str, Any] | None = None,
 ) -> Raw:
     """The rows of a table that have a target and a client, with encoded inputs."""
@@ -316,7 +311,7 @@ def _raw(
         return raw._replace(inputs=_transform(preprocess, some))
     if isinstance(preprocess, Schema):
         return raw._replace(inputs=preprocess.encode(some.columns))
-    return _encode(raw, some, preprocess, confirmed, missing_values)
+    return _encode(raw, some, preprocess, confirmed)
 
 
 def _moments(labels: np.ndarray, where: str) -> np.ndarray:
@@ -329,26 +324,16 @@ def _moments(labels: np.ndarray, where: str) -> np.ndarray:
 
 
 def _encode(
-    raw: Raw,
-    table: RawTable,
-    preprocess: Preprocess | None,
-    confirmed: bool,
-    missing_values: Mapping[str, Sequence[float]] | None,
+    raw: Raw, table: RawTable, preprocess: Preprocess | None, confirmed: bool
 ) -> Raw:
     """The inputs as numbers, or as a schema of the table encodes them."""
     array = table.array and complete_numbers(table.columns)
     if preprocess in ("none", None) or (preprocess == "auto" and array):
-        if missing_values:
-            raise DataError(
-                f"{table.where}: missing_values: goes with a table that is preprocessed"
-            )
         return raw._replace(inputs=stack_numbers(table.columns, table.where))
     if not table.rows:
         raise DataError(f"{table.where}: there are no rows")
     choices = preprocess if isinstance(preprocess, Mapping) else None
-    schema = schema_of(
-        table.columns, choices, confirmed=confirmed, missing_values=missing_values
-    )
+    schema = schema_of(table.columns, choices, confirmed=confirmed)
     return raw._replace(
         inputs=schema.encode(table.columns), columns=schema.names, schema=schema
     )

@@ -32,6 +32,9 @@ def auto(
     drop: Sequence[str] = (),
     scale: str | None = None,
     once: bool = False,
+    keep: Sequence[str] = (),
+    time: str | None = None,
+    group: str | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> AutoResult:
@@ -52,6 +55,9 @@ def auto(
         scale: "log" or "linear", of a target that is a number; by its values if None.
         once: compare linear methods from letters, which clients write once for
             numbers, and some times for classes.
+        keep: columns that are neither dropped nor read otherwise by what looks at them.
+        time: column of dates or numbers; test rows are the last ones of each client.
+        group: column whose rows of one value, such as a patient, are tested together.
         quiet: print nothing.
         screen: callbacks instead of printing.
     """
@@ -61,8 +67,11 @@ def auto(
         screen = Screen() if quiet else Screen(print)
     if scale not in SCALES:
         raise UserError("scale", scale, '"log" or "linear"')
+    if once and (time or group):
+        raise UserError("once", once, "false with time or group: its folds are random")
     columns = tuple(inputs), tuple(drop)
-    request = Request(path, client, target, kind, *columns, scale, once or None)
+    asked = Request(path, client, target, kind, *columns, scale, once or None)
+    request = asked._replace(keep=tuple(keep), time=time, group=group)
     AutoComparison(request, folder, minutes, screen).complete()
     return AutoResult(folder)
 

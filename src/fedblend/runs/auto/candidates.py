@@ -17,6 +17,8 @@ from fedblend.metrics.registry import STANDARD
 VALIDATION, TEST = 0.2, 0.2
 """Parts of each client's rows that every split holds out. Settings are chosen on
 validation rows; the models that are tested are trained on these, too."""
+BY_TIME = 0.5
+"""Times these parts by time, where every further split ends one test part earlier."""
 MODEL = "softmax"
 """Linear in its inputs; with one output it is logistic or linear regression."""
 NEWTON = {"rate": 1.0, "batch_size": "all"}
@@ -124,6 +126,11 @@ class Request(NamedTuple):
     """Of targets that are numbers: "log" or "linear"; by their values if None."""
     once: bool | None = None
     """Whether all is found from letters."""
+    keep: tuple[str, ...] = ()
+    time: str | None = None
+    group: str | None = None
+    preprocess: Mapping[str, str] | None = None
+    """What ``looks`` make of some columns."""
 
 
 def configuration(
@@ -154,11 +161,12 @@ def configuration(
         "client": request.client,
         "target": request.target,
         "partition": "by_key",
-        "validation": validation,
-        "test": TEST,
+        "validation": validation * (BY_TIME if request.time else 1),
+        "test": TEST * (BY_TIME if request.time else 1),
     }
     columns = {"inputs": list(request.inputs), "drop": list(request.drop)}
-    asked = {"kind": request.kind, **columns}
+    own = ("kind", "time", "group", "preprocess")
+    asked = {key: getattr(request, key) for key in own} | columns
     data |= {key: value for key, value in asked.items() if value}
     if log_shift is not None:
         data["log_shift"] = log_shift

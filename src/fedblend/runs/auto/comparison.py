@@ -48,7 +48,8 @@ TUNING = 0.5
 """Part of the time budget for choosing settings."""
 TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
 """Parts of the time for tuning that a method of each model has."""
-MADE = " columns make "
+SAID = (" columns make ", "that look like an index", "that alone tell the target")
+"""In warnings about columns, which are described, or looked at more closely."""
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
 
@@ -86,6 +87,8 @@ class AutoComparison:
 
     def judge(self) -> list[int]:
         """Look, tune and decide; the seeds of the splits."""
+        data = self._config("fedavg", [0]).data
+        self.request, self.state["looks"] = description.look_at(data, self.request)
         built = self._build("fedavg", [0], candidates.VALIDATION)
         if description.are_counts(built, self.request):
             self.request = self.request._replace(kind="counts")
@@ -100,7 +103,9 @@ class AutoComparison:
         else:
             products = built.federated_data.clients * count_entries(built.task) ** 2
             most = min(ROWS // self.state["seen"]["rows"], PRODUCTS // products)
-            seeds = list(range(int(np.clip(most, LEAST_SPLITS, SPLITS))))
+            by_time = self.request.time is not None
+            splits = LEAST_SPLITS if by_time else np.clip(most, LEAST_SPLITS, SPLITS)
+            seeds = list(range(int(splits)))
             # With ranks of numbers, the inputs of networks; other models leave them.
             chosen = self._build("network", seeds, candidates.VALIDATION)
             tested = self._build("network", seeds, 0.0)
@@ -160,8 +165,9 @@ class AutoComparison:
         state["seen"] = description.describe(built)
         # What becomes of the columns is said below, column by column.
         state["warnings"] = [
+            *state.get("looks", ()),
             *description.target_warnings(built, self.request.target),
-            *(line for line in built.warnings if MADE not in line),
+            *(line for line in built.warnings if not any(of in line for of in SAID)),
         ]
         self._say(*(f"warning: {line}" for line in state["warnings"]))
         self._say(*description.lines(state["seen"]))

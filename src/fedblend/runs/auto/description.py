@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedblend.config.build import Built
+from fedblend.config.tables.data import Data, load_dataset
 from fedblend.data.dataset import NUMBERS, DataError, generator
 from fedblend.data.federated import FederatedData
+from fedblend.data.readers.tables import check_names
 from fedblend.data.readers.targets import log_shift_of, look_like_counts
 from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.linear import PooledRows
+from fedblend.runs.auto.looks import look
 from fedblend.runs.auto.verdict import JUDGED
 
 SHUFFLES = 10
@@ -30,6 +33,26 @@ FEWEST_COUNTS = 7
 """Different whole numbers from which they may be counts, and not classes."""
 ONE_ROW = 0.5
 """Share of the target's variance from which a row is named."""
+
+
+def look_at(data: Data, request: Request) -> tuple[Request, list[str]]:
+    """The request with what was done to columns, and what was found, in lines.
+
+    Args:
+        data: the table and its columns.
+        request: ``keep`` and ``inputs`` name columns that stay as they are.
+    """
+    dataset = load_dataset(data)
+    if dataset.schema is None:
+        return request, []
+    keep = (*request.keep, *request.inputs)
+    of_table = {one.name: one for one in dataset.schema.columns}
+    check_names(keep, [*of_table], "input", f"{request.table}: keep")
+    gone = [name for name in keep if of_table[name].encoding == "drop"]
+    found = look(dataset, keep)
+    choices = dict.fromkeys(gone, "standardize")
+    choices |= {one.column: one.choice for one in found if one.choice}
+    return request._replace(preprocess=choices), [one.line for one in found]
 
 
 def all_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -47,7 +47,7 @@ def open_state(request: Request, out: Path) -> dict[str, Any]:
     digest = hashlib.sha256(request.table.read_bytes()).hexdigest()
     place = str(request.table.absolute())
     asked = {**request._asdict(), "table": place, "sha256": digest}
-    asked |= {"inputs": list(request.inputs), "drop": list(request.drop)}
+    asked |= {key: list(getattr(request, key)) for key in ("inputs", "drop", "keep")}
     path = out / "auto.json"
     if not path.exists():
         if out.exists() and (not out.is_dir() or (out / "config.toml").exists()):
