@@ -15,7 +15,7 @@ from fedblend.data.dataset import DataError
 from fedblend.errors import InputError, RunError
 from fedblend.report.page.content import page_content
 from fedblend.runs import run_folder
-from fedblend.runs.auto import candidates, comparison, verdict
+from fedblend.runs.auto import candidates, comparison, contest, verdict
 from fedblend.runs.auto.comparison import Screen
 
 SLOPE = np.array([2.0, -1.5, 1.0, 0.5, -0.5, 0.3])
@@ -243,9 +243,7 @@ def test_a_method_that_there_is_no_time_for_is_named(tmp_path, monkeypatch):
 def test_a_folder_without_a_verdict_is_read_again(tmp_path, monkeypatch):
     """There is no page then, and none is looked for."""
     monkeypatch.setattr(comparison, "SPLITS", 3)
-    monkeypatch.setattr(
-        comparison, "find_untrained", lambda *_: {"local_only": "a test"}
-    )
+    monkeypatch.setattr(contest, "find_untrained", lambda *_: {"local_only": "a test"})
     asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
     for _ in range(2):
         (what,) = fb.auto(columns(4), **asked, minutes=1e-6, quiet=True).verdict

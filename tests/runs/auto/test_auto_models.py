@@ -83,7 +83,7 @@ def test_few_rows_of_each_client_share_a_model():
     owner, rows = np.repeat(np.arange(6), counts), np.arange(20)
     inputs = np.hstack([np.ones((20, 1)), draw.normal(size=(20, 14))])
     targets = draw.integers(0, 2, 20)
-    options = {"level": 0.7, "slopes": 0.2, "ridge": 0.05}
+    options: dict = {"level": 0.7, "slopes": 0.2, "ridge": 0.05}
     found = hierarchical_models(
         "binary", PooledRows(inputs, targets, counts), 1, **options
     )

@@ -26,15 +26,9 @@ from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
 from fedblend.runs.auto.contest import CRITERIA, Contest
 from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
-from fedblend.runs.auto.kept_runs import keep_run
+from fedblend.runs.auto.kept_runs import count_affordable, keep_run
 from fedblend.runs.auto.letters import count_entries, divide
-from fedblend.runs.auto.verdict import (
-    JUDGED,
-    decide,
-    difference,
-    find_untrained,
-    interval,
-)
+from fedblend.runs.auto.verdict import difference, interval
 from fedblend.trees import precision
 
 REPORT = "report.html"
@@ -44,6 +38,8 @@ SPLITS, LEAST_SPLITS = 20, 3
 """Splits of a table, and of one that is too large for so many."""
 ROWS, PRODUCTS = 1_000_000, 20_000_000
 """What all splits may have together: rows, and entries of the matrices of clients."""
+FIRST, FIRST_SECONDS = (ALONE, "fedavg", "own_intercepts"), 6.0
+"""Methods of the first answer, and the seconds for their settings."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
 TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
@@ -112,8 +108,9 @@ class AutoComparison:
         # Matrices are small: threads would wait for each other.
         with threadpool_limits(1):
             contest = Contest.read(self.request, chosen, tested, self.state["methods"])
+            self._answer_first(contest)
             self._compare(contest)
-        self._decide(contest)
+            self._decide(contest)
         return seeds
 
     def folder(self, method: str) -> Path:
@@ -162,7 +159,7 @@ class AutoComparison:
         if built.task.log_shift is not None:
             state["criterion"] += " of the logarithm"
         state["kind"] = kind
-        state["seen"] = description.describe(built)
+        state["seen"] = {**description.describe(built), "entries": entries}
         # What becomes of the columns is said below, column by column.
         state["warnings"] = [
             *state.get("looks", ()),
@@ -172,6 +169,17 @@ class AutoComparison:
         self._say(*(f"warning: {line}" for line in state["warnings"]))
         self._say(*description.lines(state["seen"]))
         self._save()
+
+    def _answer_first(self, contest: Contest) -> None:
+        """Say what the simplest methods tell on few splits, before all are tuned."""
+        if self.request.once or self.state["methods"]:
+            return
+        few, begun = contest.shorten(LEAST_SPLITS), self._time
+        for place, name in enumerate(FIRST, 1):
+            until = begun + place * FIRST_SECONDS / len(FIRST)
+            few.evaluate(BY_NAME[name], self._left(until))
+        what, *_ = few.say(*few.decide())
+        self._say(f"first answer, after {self._time:.0f} s: {what}")
 
     def _compare(self, contest: Contest) -> None:
         """Tune every method, and score it; settings that are known stay."""
@@ -216,24 +224,18 @@ class AutoComparison:
 
     def _decide(self, contest: Contest) -> None:
         """Decide and say so, by the rule and in the words of ``verdict``."""
-        state, methods, scores = self.state, self.state["methods"], contest.scores
-        constants, tested = contest.constants, contest.table.tested
-        data = tested.federated_data
-        failed = find_untrained(scores, constants)
+        state, methods = self.state, self.state["methods"]
+        found, failed = contest.decide()
         for name, why in failed.items():
             methods[name]["not_trained"] = why
-        trained = {name: of for name, of in scores.items() if name not in failed}
-        state["deploy"] = state["findings"] = None
-        if ALONE not in trained or not any(
-            BY_NAME[name].deployable for name in trained.keys() - {ALONE}
-        ):
-            state["verdict"] = sentences.no_verdict(failed)
+        state["verdict"] = contest.say(found, failed, state["left_out"])
+        state["findings"] = found and found.plain()
+        state["deploy"] = found.choice.method if found and found.informative else None
+        if found is None:
             return
-        counts = np.min(
-            [one.splits["test"].counts for one in tested.federations], axis=0
-        )
-        names = [data.name(client) for client in range(data.clients)]
-        found = decide(trained, constants, names, counts >= JUDGED)
+        trained = {
+            name: of for name, of in contest.scores.items() if name not in failed
+        }
         alone = found.choice.alone
         for name in trained.keys() - {alone}:
             gaps = difference(trained[alone].test, trained[name].test)
@@ -245,19 +247,13 @@ class AutoComparison:
                 "better": better,
                 "worse": worse,
             }
-        shown = {name: methods[name]["test"] for name in trained}
-        state["verdict"] = sentences.sentences(
-            found, shown, state["criterion"], state["left_out"], failed
-        )
-        state["findings"] = found.plain()
-        state["deploy"] = found.choice.method if found.informative else None
         if self.request.once:
             # What is told besides needs rows.
             state["numbers"] = contest.numbers
             state["verdict"].append(sentences.cost(contest.numbers, state["kind"]))
             return
         settings = {name: of["setting"] for name, of in methods.items()}
-        tables, facts = insight(tested, trained, found, settings)
+        tables, facts = insight(contest.table.tested, trained, found, settings)
         state |= facts
         for name, rows in tables.items():
             self.out.mkdir(parents=True, exist_ok=True)
@@ -271,7 +267,11 @@ class AutoComparison:
         kept = dict.fromkeys([*ALWAYS, found["choice"]["candidate"]])
         # Runs that are compared have the same splits.
         few = min(self.state["methods"][name]["splits"] for name in kept)
-        seeds = seeds[:few]
+        configs = [self._config(name, seeds, kind=self.state["kind"]) for name in kept]
+        fit = count_affordable(configs, self.state["seen"], self.seconds - self._time)
+        if fit < few:
+            self._say(f"Kept runs have {fit} of {few} splits, for lack of time.")
+        seeds = seeds[: min(few, fit)]
         for name in kept:
             known = self.state["methods"][name]
             if "not_trained" in known:

@@ -3,16 +3,17 @@
 """The methods of a comparison on the splits of its table: settings and scores."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedblend.config.build import Built
-from fedblend.runs.auto.candidates import Candidate, Request
+from fedblend.runs.auto.candidates import ALONE, BY_NAME, Candidate, Request
 from fedblend.runs.auto.letters import count_numbers, read_letters
 from fedblend.runs.auto.network import evaluate_network
 from fedblend.runs.auto.reference import evaluate_trees
+from fedblend.runs.auto.sentences import no_verdict, sentences
 from fedblend.runs.auto.tuning import (
     Split,
     Table,
@@ -20,7 +21,15 @@ from fedblend.runs.auto.tuning import (
     measure,
     measure_constants,
 )
-from fedblend.runs.auto.verdict import MethodScores, comparable_means, mean
+from fedblend.runs.auto.verdict import (
+    JUDGED,
+    Findings,
+    MethodScores,
+    comparable_means,
+    decide,
+    find_untrained,
+    mean,
+)
 
 CRITERIA = {
     "binary": ("log_loss", "log loss"),
@@ -48,6 +57,8 @@ class Contest:
     def __init__(self, table: Table, methods: dict[str, dict[str, Any]]):
         self.table, self.methods = table, methods
         self.metric, self.criterion = CRITERIA[table.task.kind]
+        if table.task.log_shift is not None:
+            self.criterion += " of the logarithm"
         self.scores: dict[str, MethodScores] = {}
 
     @classmethod
@@ -67,6 +78,12 @@ class Contest:
         to_test = [Split.read(one, "test", task) for one in tested.federations]
         table = Table(request, task, chosen, tested, to_choose, to_test, {})
         return cls(read_letters(table) if request.once else table, methods)
+
+    def shorten(self, splits: int) -> "Contest":
+        """A contest on the first splits, of which nothing is known."""
+        held = self.table.to_choose[:splits], self.table.to_test[:splits]
+        few = self.table._replace(to_choose=held[0], to_test=held[1])
+        return Contest(few, {})
 
     @property
     def constants(self) -> list[MethodScores]:
@@ -116,6 +133,38 @@ class Contest:
         known["splits"] = len(measured[metric])
         known["seconds"] = round(time.perf_counter() - begun, 2)
         return True
+
+    def decide(self) -> tuple[Findings | None, dict[str, str]]:
+        """What is found, by the rule; and why methods are not trained.
+
+        Nothing is found without training alone, or without another method.
+        """
+        constants, data = self.constants, self.table.tested.federated_data
+        failed = find_untrained(self.scores, constants)
+        trained = {name: of for name, of in self.scores.items() if name not in failed}
+        others = [name for name in trained if BY_NAME[name].deployable]
+        if ALONE not in others or len(others) < 2:
+            return None, failed
+        splits = self.table.tested.federations
+        counts = np.min([one.splits["test"].counts for one in splits], axis=0)
+        names = [data.name(client) for client in range(data.clients)]
+        return decide(trained, constants, names, counts >= JUDGED), failed
+
+    def say(
+        self,
+        found: Findings | None,
+        failed: Mapping[str, str],
+        left_out: Sequence[str] = (),
+    ) -> list[str]:
+        """What is found, in words."""
+        if found is None:
+            return no_verdict(failed)
+        scores = {
+            name: self.methods[name]["test"]
+            for name in self.scores
+            if name not in failed
+        }
+        return sentences(found, scores, self.criterion, left_out, failed)
 
 
 def _mean_over(values: np.ndarray) -> float | None:

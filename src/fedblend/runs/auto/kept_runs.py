@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runs that ``fedblend auto`` keeps: the methods of the verdict, in rounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,33 @@ from fedblend.runs.run import run_built
 FAR = {"linear": 0.01, "tabular": 0.05}
 """Part of its score by which a kept run may differ from the models of the verdict, by
 the model: networks have other first weights."""
+
+SPEED, START = 1e9, 5.0
+"""Products per second of a processor core, and seconds in which a run is compiled."""
+
+
+def count_affordable(
+    configs: Sequence[Config], seen: Mapping[str, Any], left: float
+) -> int:
+    """Splits that all kept runs have time for, at least one.
+
+    Newton's method solves systems of the size of a model; what other methods compute is
+    in proportion to rows.
+
+    Args:
+        configs: of the runs.
+        seen: clients, rows and coefficients of a linear model.
+        left: seconds.
+    """
+    products = 0.0
+    for config in configs:
+        algorithm: Any = config.algorithm
+        each = seen["rows"] * seen["entries"]
+        if algorithm.name == "hierarchical":
+            solved = (algorithm.steps + 2) * seen["clients"] * seen["entries"] ** 3
+            each = each * seen["entries"] + solved
+        products += config.run.rounds * each
+    return max(1, int((left - START * len(configs)) * SPEED / products))
 
 
 def keep_run(

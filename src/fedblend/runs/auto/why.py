@@ -261,12 +261,17 @@ def _cross_validate(
 ) -> np.ndarray:
     """Losses of rows by models of the other folds, which are added to the offset."""
     found, outputs = np.empty(len(targets)), offset.shape[1]
-    every = np.full((outputs, inputs.shape[1]), penalty)
-    every[:, 0] = PENALTIES[0]
+    every = np.full(inputs.shape[1], penalty)
+    every[0] = PENALTIES[0]
+    # The best model is in the span of the rows: no more dimensions than these count.
+    inputs = inputs / np.sqrt(every)
+    if len(inputs) < inputs.shape[1]:
+        inputs = np.linalg.qr(inputs.T)[1].T
+    ones = np.ones(outputs * inputs.shape[1])
     for fold in range(FOLDS):
         held = np.arange(len(targets)) % FOLDS == fold
         train = PooledRows(inputs[~held], targets[~held], np.array([(~held).sum()]))
-        model = one_model(kind, train, outputs, every.ravel(), offset=offset[~held])
+        model = one_model(kind, train, outputs, ones, offset=offset[~held])
         scores = offset[held] + inputs[held] @ model.reshape(outputs, -1).T
         found[held] = losses(kind, scores, targets[held])
     return found
