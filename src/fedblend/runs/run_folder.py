@@ -120,13 +120,28 @@ def find_run(path: Path) -> Folder:
     """
     if not (path / AUTO).is_file():
         return Folder(path)
-    method = read_json(path / AUTO).get("deploy")
+    method = read_comparison(path)["deploy"]
     if method is None:
         raise RunError(
             f"{path}: this comparison deploys nothing; a run in {path / 'runs'} can be "
             "named instead"
         )
     return Folder(path / "runs" / str(method))
+
+
+def read_comparison(path: Path) -> dict[str, Any]:
+    """What the folder of ``fedblend auto`` holds.
+
+    Raises:
+        RunError: the comparison is not finished.
+    """
+    state = read_json(path / AUTO)
+    if "verdict" not in state or "deploy" not in state:
+        raise RunError(
+            f"{path}: this comparison is not finished; the same fedblend auto command "
+            "continues it"
+        )
+    return state
 
 
 def _suffix(seed: int | None) -> str:

@@ -62,16 +62,30 @@ def describe(
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
     host: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="HOST",
             help="Host name or IP address of the server, as nodes reach it.",
         ),
-    ],
-    nodes: Annotated[str, typer.Option(metavar="A,B,...", help="Names of the nodes.")],
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Names of the nodes.")
+    ] = None,
+    found: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Folder of fedblend auto, for a trial of the method that it found; "
+            "on this machine unless --host is given.",
+        ),
+    ] = None,
     port: Annotated[
-        int, typer.Option(metavar="N", help="Port of the proxy, which nodes reach.")
-    ] = 443,
+        int | None,
+        typer.Option(
+            metavar="N", help="Port of the proxy, which nodes reach; default: 443."
+        ),
+    ] = None,
     link_port: Annotated[
         int,
         typer.Option(
@@ -95,23 +109,42 @@ def init(
     What goes where is in README.md of the folder. Nodes make their own keys, with
     fedblend federation keys.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
     fedblend federation init lab --host fl.example.org --nodes alice,bob,carol
+
+    fedblend federation init trial --from runs/heart --with-keys
     """
+    from fedblend.errors import RunError
+    from fedblend_federation.ops.from_auto import trial_of
     from fedblend_federation.ops.provision import provision
 
-    names = [name.strip() for name in nodes.split(",")]
+    trial = None if found is None else trial_of(found)
+    for option, value in {"--host": host, "--nodes": nodes}.items():
+        if value is None and trial is None:
+            raise RunError(f"{option}: is missing; --from needs none")
+    if trial is not None and (nodes is not None or clients_per_node > 1):
+        raise RunError("--nodes, --clients-per-node: --from has a node for each client")
+    names = [name.strip() for name in (nodes or "").split(",")]
+    if trial is not None:
+        names = list(trial.rows)
+    # On one machine no proxy is needed: nodes reach the link itself.
+    usual = link_port if host is None else 443
     provision(
         folder,
-        host=host,
+        host=host or "127.0.0.1",
         nodes=names,
-        port=port,
+        port=usual if port is None else port,
         link_port=link_port,
         days=days,
         clients_per_node=clients_per_node,
         with_keys=with_keys,
+        trial=trial,
     )
+    if trial is not None:
+        typer.echo(f"a trial of {trial.method}: {folder / 'server' / 'trial.toml'}")
+        for line in trial.warnings:
+            screen.warn(line)
     typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")
     if with_keys:
         typer.echo(

@@ -4,12 +4,13 @@
 
 import base64
 import io
+import re
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedblend import __version__
-from fedblend.config.toml import visible
+from fedblend.config.toml import literal, visible
 from fedblend.errors import RunError
 from fedblend_federation.flower.processes import environment
 from fedblend_federation.ops import credentials
@@ -23,6 +24,7 @@ from fedblend_federation.ops.credentials import (
     render,
     write_private,
 )
+from fedblend_federation.ops.from_auto import Trial
 from fedblend_federation.ops.settings import (
     CLIENT,
     HOST_RULE,
@@ -58,6 +60,7 @@ def provision(
     days: int = 365,
     clients_per_node: int = 1,
     with_keys: bool = False,
+    trial: Trial | None = None,
 ) -> None:
     """Write the certificates and settings of all machines of a federation.
 
@@ -71,6 +74,7 @@ def provision(
         clients_per_node: clients that each node hosts.
         with_keys: make the keys of all nodes here, for a trial. Whoever has this folder
             can then open what any node sends.
+        trial: the experiment, policy and rows, where these are known.
 
     Raises:
         RunError: one line that says what is wrong.
@@ -104,7 +108,9 @@ def provision(
             "ca.crt": signer.public,
             "server.toml": _server_toml(address, link, clients),
             "nginx.conf": _nginx(address, link),
-            "trial.toml": render("trial.toml", clients=len(nodes) * clients_per_node),
+            "trial.toml": trial.experiment
+            if trial
+            else render("trial.toml", clients=len(nodes) * clients_per_node),
             "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
@@ -114,8 +120,8 @@ def provision(
             folder / "nodes" / name,
             {
                 "ca.crt": signer.public,
-                "node.toml": _node_toml(address, own),
-                "policy.toml": render("policy.toml"),
+                "node.toml": _node_toml(address, own, trial and trial.target),
+                "policy.toml": trial.policy if trial else render("policy.toml"),
                 "fedblend-worker.service": _unit("worker", HOME / "node" / "state"),
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
@@ -126,6 +132,9 @@ def provision(
         script = folder / f"{name}.sh"
         _script(folder / "nodes" / name, script, name, address, len(own))
     _script(server, folder / "server.sh", None, address)
+    # Not in the scripts: on its own machine a node has its own rows.
+    for name, text in (trial.rows if trial else {}).items():
+        write_private(folder / "nodes" / name, {"rows.csv": text})
 
 
 def _make_all_keys(folder: Path, nodes: Sequence[str]) -> None:
@@ -171,15 +180,19 @@ def _script(
     )
 
 
-def _node_toml(address: Address, clients: Sequence[int]) -> bytes:
+def _node_toml(address: Address, clients: Sequence[int], target: str | None) -> bytes:
     file = "rows.csv" if len(clients) == 1 else f"rows/{CLIENT}.csv"
-    return render(
+    text = render(
         "node.toml",
         address=address,
         clients=_clients_line(clients),
         file=file,
         secure_key="secure.key" if len(clients) == 1 else f"secure-{CLIENT}.key",
     )
+    if target is None:
+        return text
+    line = f"target = {literal(target)}".encode()
+    return re.sub(rb'^# target = "label" .*', lambda _: line, text, flags=re.M)
 
 
 def _clients_line(clients: Sequence[int]) -> str:

@@ -78,7 +78,7 @@ class AutoResult:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._state = run_folder.read_json(folder / "auto.json")
+        self._state = run_folder.read_comparison(folder)
         self.verdict: list[str] = self._state["verdict"]
         self.deploy: str | None = self._state["deploy"]
         self.metric: str = self._state["metric"]
