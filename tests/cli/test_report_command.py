@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend report``."""
 
+import json
 import webbrowser
 from pathlib import Path
 
@@ -56,3 +57,18 @@ def test_bad_input_is_one_line(folder: Path, capsys, words: list[str], line: str
     assert main(["report", *words]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith(line) and "\n" not in said
+
+
+def test_show_of_auto_prints_methods_and_verdict(tmp_path: Path, capsys):
+    """Also where nothing is to be deployed; an unfinished comparison is one line."""
+    found = {"title": "local only", "setting": {"l2": 0.1}, "validation": 0.4}
+    found |= {"metrics": {"log_loss": 0.4, "auc": 0.8}, "test": 0.4, "seconds": 1.0}
+    state = {"deploy": None, "verdict": ["Deploy nothing yet."], "metric": "log_loss"}
+    state["methods"] = {"local_only": found}
+    (tmp_path / "auto.json").write_text(json.dumps(state))
+    assert main(["show", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "local only" in said and "Deploy nothing yet." in said
+    (tmp_path / "auto.json").write_text(json.dumps({"methods": {}}))
+    assert main(["show", str(tmp_path)]) == 2
+    assert "this comparison is not finished" in capsys.readouterr().err

@@ -4,16 +4,13 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedblend.cli import screen
 from fedblend.cli.data import HEART
 from fedblend.cli.screen import option
-
-if TYPE_CHECKING:
-    from fedblend.runs.auto import AutoResult
 
 
 def auto(
@@ -84,7 +81,7 @@ def auto(
         screen.interruptible("interrupted; the same command continues"),
         screen.lasting_interrupt() as stop,
     ):
-        found = compared(
+        compared(
             table,
             client=client,
             target=target,
@@ -100,13 +97,16 @@ def auto(
             group=group,
             screen=Screen(screen.note, stop),
         )
-    _print(found, place)
+    print_comparison(place)
 
 
-def _print(found: "AutoResult", place: Path) -> None:
+def print_comparison(place: Path) -> None:
+    """Print the methods and the verdict of a finished comparison."""
     from fedblend.metrics import main_first
     from fedblend.report.tables import human_bits
+    from fedblend.runs.auto import AutoResult
 
+    found = AutoResult(place)
     # Accuracy hides what a rare class needs.
     second = "auc" if "auc" in found.metrics else main_first(found.metrics)[1]
     metrics = list(dict.fromkeys([found.metric, second]))

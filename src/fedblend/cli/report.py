@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedblend.cli import screen
+from fedblend.cli.auto import print_comparison
 from fedblend.cli.screen import Format, OutputFormat, option
 
 
@@ -19,7 +20,8 @@ def show(
 ) -> None:
     """Show a run: a table of its models, the verdict, and its costs.
 
-    With --format json the summary is printed, as in summary.json.
+    The folder of fedblend auto shows all its methods. With --format json the summary is
+    printed, as in summary.json or auto.json.
 
     [bold]Example[/bold]
 
@@ -27,10 +29,22 @@ def show(
     """
     from fedblend.errors import RunError
     from fedblend.report.terminal import show as show_summary
-    from fedblend.runs.run_folder import find_run, read_rows, read_summary
+    from fedblend.runs.run_folder import (
+        AUTO,
+        Folder,
+        read_comparison,
+        read_rows,
+        read_summary,
+    )
 
-    run = find_run(folder)
-    folder = run.path
+    if (folder / AUTO).is_file():
+        state = read_comparison(folder)
+        if format is Format.json:
+            screen.say_json(state)
+        else:
+            print_comparison(folder)
+        return
+    run = Folder(folder)
     if not run.config.is_file():
         raise RunError(f"{folder}: is not the folder of a run (no config.toml)")
     if not run.metrics.is_file():

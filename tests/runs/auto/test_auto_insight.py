@@ -69,3 +69,20 @@ def test_effects_are_in_the_unit_of_the_target():
     assert slope["high"] - slope["low"] == pytest.approx(2 * 19.6 / 600**0.5, rel=0.1)
     odds = effects(TASK, "fedavg", rows_of(), {"ridge": 0.0}, names, None)[1]
     assert np.log(odds["effect"]) == pytest.approx(1.0, abs=0.25)
+
+
+def test_counts_are_told_in_their_unit():
+    """Means of 5 exp(x): the errors are those of Poisson's likelihood."""
+    rows, draw = rows_of(), generator(2, "counts")
+    counts = draw.poisson(5 * np.exp(rows.inputs[:, 1]))
+    task = Task("counts", 1, (1,), center=np.log(5.0))
+    rows.targets = task.change_unit(counts.astype(float))
+    line = calibration(task, "fedavg", rows, {"ridge": 0.0}, 1)[0]
+    assert line["expected"] == pytest.approx(counts[:200].mean(), rel=0.1)
+    assert line["observed_low"] < counts[:200].mean() < line["observed_high"]
+    slope = effects(task, "fedavg", rows, {"ridge": 0.0}, ["a", "b", "c"], None)[1]
+    mean = 5 * np.exp(rows.inputs[:, 1])
+    error = np.linalg.inv((rows.inputs.T * mean) @ rows.inputs)[1, 1] ** 0.5
+    assert slope["effect"] == pytest.approx(np.e, rel=0.1)
+    width = np.log(slope["high"] / slope["low"])
+    assert width == pytest.approx(2 * 1.96 * error, rel=0.05)

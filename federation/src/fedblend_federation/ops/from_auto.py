@@ -22,6 +22,7 @@ from fedblend.data.preprocess.preprocessing import BINS
 from fedblend.data.readers.tables import read_table
 from fedblend.data.readers.targets import labels_of
 from fedblend.errors import RunError
+from fedblend.registry import OWN_MODEL
 from fedblend.runs.run_folder import (
     AUTO,
     Folder,
@@ -171,7 +172,7 @@ def _policy(config: Config, without: Sequence[str]) -> str:
     told = ["statistics"]
     if getattr(config.algorithm, "batch_size", "all") != "all":
         told.append("batches")
-    if config.algorithm.name == "flix":
+    if OWN_MODEL in config.algorithm.entry.sends:
         told += ["own_models", "constants"]
     text = template("policy.toml")
     name = toml.literal([config.algorithm.name])

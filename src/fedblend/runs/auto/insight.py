@@ -71,7 +71,7 @@ def insight(
     ]
     tables = {"clients": clients}
     setting, linear = settings[method], BY_NAME[method].model == "linear"
-    if linear and task.kind in (*SHARES, "regression"):
+    if linear:
         for line, more in zip(
             clients, calibration(task, method, rows, setting, place), strict=True
         ):
@@ -119,6 +119,8 @@ def _observed(task: Task, rows: PooledRows, place: int) -> np.ndarray:
 
 def _restore(task: Task, value: float) -> float:
     """A mean in the unit of the table."""
+    if task.kind == "counts":
+        return value * task.loss_unit
     if task.kind != "regression":
         return value
     whole = np.array([task.center + task.scale * value])
@@ -214,6 +216,8 @@ def calibration(
         expected = expit(scores[:, 0])
     elif task.kind == "classes":
         expected = softmax(scores, axis=1)[:, place]
+    elif task.kind == "counts":
+        expected = np.exp(scores[:, 0])
     lines = []
     for at in rows.clients:
         own, mean = values[at], expected[at]
@@ -251,6 +255,8 @@ def effects(
     inputs = [LEVEL, *_inputs(fitted, len(found.shared) - 1)]
     parts = [("", found.shared, found.shared_error)] if share else []
     parts += list(zip(names, found.own, found.own_error, strict=True))
+    # The likelihood of counts is so many times what is minimized.
+    far /= np.sqrt(task.loss_unit) if task.kind == "counts" else 1.0
     return [
         {"client": client, "input": name}
         | {

@@ -30,6 +30,7 @@ import numpy as np
 from scipy import stats
 
 from fedblend.config.build import Built
+from fedblend.data.dataset import NUMBERS
 from fedblend.data.preprocess.columns import SCALED
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.runs.auto.linear import PooledRows, losses, one_model
@@ -185,8 +186,8 @@ def fitted_rows(built: Built) -> PooledRows:
     ]
     inputs = np.concatenate([part.inputs[at] for part, at in order])
     targets = np.concatenate([part.targets[at] for part, at in order])
-    if task.kind == "regression":
-        targets = (targets.astype(np.float64) - task.center) / task.scale
+    if task.kind in NUMBERS:
+        targets = task.change_unit(targets.astype(np.float64))
     return PooledRows(inputs, targets, np.sum([part.counts for part in parts], axis=0))
 
 
