@@ -76,10 +76,11 @@ def test_a_federation_finds_the_models_of_the_kept_run(found, tmp_path, capsys):
     here, _ = read_model(Folder(run).model(None), kept.portable.shapes)
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-6), here, kept.shared(0))
     for one in settings:
+        (client, own), *_ = one.client_settings().items()
         rows = one.folder.parent / "rows.csv"
-        mine = predict_rows(one.client_settings()[one.client], rows)
-        name = kept.names[one.client]
-        assert [*mine.values] == [*kept.predict(rows, client=name, seed=0)]
+        mine = predict_rows(own, rows)
+        there = kept.predict(rows, client=kept.names[client], seed=0)
+        assert [*mine.values] == [*there]
 
 
 def test_names_of_nodes_are_allowed_and_differ():
