@@ -56,6 +56,10 @@ def auto(
         str | None,
         option("Column whose equal values are tested together: a patient.", "COLUMN"),
     ] = None,
+    event: Annotated[
+        str | None,
+        option("Column of 1 (event seen) and 0 (censored); target: time.", "COLUMN"),
+    ] = None,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/TABLE.", "FOLDER")
     ] = None,
@@ -95,6 +99,7 @@ def auto(
             keep=keep or (),
             time=time,
             group=group,
+            event=event,
             screen=Screen(screen.note, stop),
         )
     print_comparison(place)

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedblend.data.federated import FederatedData
 from fedblend.simulation.result import MODELS, Measures
+from fedblend.stats.survival import RiskSets
 
 
 def worse_than_chance(results: list[Measures], chance: float | None) -> list[str]:
@@ -81,8 +82,8 @@ def constant_losses(data: FederatedData, kind: str, outputs: int, split: str):
 
     Args:
         data: the clients' rows, in one split.
-        kind: "classes" or "binary" (log loss), "regression" (squared error)
-            or "counts" (Poisson deviance).
+        kind: "classes" or "binary" (log loss), "regression" (squared error),
+            "counts" (Poisson deviance) or "survival" (Cox loss).
         outputs: scores of a model: 1 for two classes, or the number of classes.
         split: "validation" or "test".
     """
@@ -97,7 +98,10 @@ def constant_losses(data: FederatedData, kind: str, outputs: int, split: str):
         if not len(rows):
             continue
         for place, known in enumerate((everything, train.rows(client)[1])):
-            if kind == "counts":
+            if kind == "survival":  # all rows have the same risk
+                found[place, client] = RiskSets(rows).loss(np.zeros(len(rows)))
+                found[place, client] /= len(rows)
+            elif kind == "counts":
                 # One more row like all others, so that no mean is zero.
                 often = (known.sum() + everything.mean()) / (len(known) + 1)
                 gap = xlogy(rows, rows) - rows * np.log(often) + often - rows

@@ -15,6 +15,7 @@ from fedblend.errors import UserError
 from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.comparison import AutoComparison, Screen
 from fedblend.runs.auto.folder import AutoResult
+from fedblend.runs.auto.survival import SurvivalComparison
 
 SCALES = (None, "log", "linear")
 """Of targets that are numbers."""
@@ -35,6 +36,7 @@ def auto(
     keep: Sequence[str] = (),
     time: str | None = None,
     group: str | None = None,
+    event: str | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> AutoResult:
@@ -58,6 +60,8 @@ def auto(
         keep: columns that are neither dropped nor read otherwise by what looks at them.
         time: column of dates or numbers; test rows are the last ones of each client.
         group: column whose rows of one value, such as a patient, are tested together.
+        event: column that is 1 where an event was seen, 0 where it was not yet; the
+            target is the time until then.
         quiet: print nothing.
         screen: callbacks instead of printing.
     """
@@ -71,8 +75,11 @@ def auto(
         raise UserError("once", once, "false with time or group: its folds are random")
     columns = tuple(inputs), tuple(drop)
     asked = Request(path, client, target, kind, *columns, scale, once or None)
-    request = asked._replace(keep=tuple(keep), time=time, group=group)
-    AutoComparison(request, folder, minutes, screen).complete()
+    request = asked._replace(keep=tuple(keep), time=time, group=group, event=event)
+    if event is None:
+        AutoComparison(request, folder, minutes, screen).complete()
+    else:
+        SurvivalComparison(request, folder, minutes, screen).complete()
     return AutoResult(folder)
 
 

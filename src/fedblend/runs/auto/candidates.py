@@ -131,6 +131,8 @@ class Request(NamedTuple):
     group: str | None = None
     preprocess: Mapping[str, str] | None = None
     """What ``looks`` make of some columns."""
+    event: str | None = None
+    """Of times: column that is 1 where the event was seen, 0 where it was not yet."""
 
 
 def configuration(

@@ -28,7 +28,6 @@ from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
 from fedblend.runs.auto.kept_runs import count_affordable, keep_run
 from fedblend.runs.auto.letters import count_entries, divide
-from fedblend.runs.auto.verdict import difference, interval
 from fedblend.trees import precision
 
 REPORT = "report.html"
@@ -224,36 +223,16 @@ class AutoComparison:
 
     def _decide(self, contest: Contest) -> None:
         """Decide and say so, by the rule and in the words of ``verdict``."""
-        state, methods = self.state, self.state["methods"]
-        found, failed = contest.decide()
-        for name, why in failed.items():
-            methods[name]["not_trained"] = why
-        state["verdict"] = contest.say(found, failed, state["left_out"])
-        state["findings"] = found and found.plain()
-        state["deploy"] = found.choice.method if found and found.informative else None
+        state, (found, trained) = self.state, contest.record(self.state)
         if found is None:
             return
-        trained = {
-            name: of for name, of in contest.scores.items() if name not in failed
-        }
-        alone = found.choice.alone
-        for name in trained.keys() - {alone}:
-            gaps = difference(trained[alone].test, trained[name].test)
-            ends = dict(zip(("mean_gain", "low", "high"), interval(gaps), strict=True))
-            by_client = gaps.mean(axis=0)
-            better, worse = int((by_client > 0).sum()), int((by_client < 0).sum())
-            methods[name]["gain_over_alone"] = {
-                **ends,
-                "better": better,
-                "worse": worse,
-            }
         if self.request.once:
             # What is told besides needs rows.
             state["numbers"] = contest.numbers
             state["verdict"].append(sentences.cost(contest.numbers, state["kind"]))
             return
-        settings = {name: of["setting"] for name, of in methods.items()}
-        tables, facts = insight(contest.table.tested, trained, found, settings)
+        tested = contest.table.tested
+        tables, facts = insight(tested, trained, found, contest.settings)
         state |= facts
         for name, rows in tables.items():
             self.out.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,9 @@ from fedblend.runs.auto.verdict import (
     MethodScores,
     comparable_means,
     decide,
+    difference,
     find_untrained,
+    interval,
     mean,
 )
 
@@ -36,6 +38,7 @@ CRITERIA = {
     "classes": ("log_loss", "log loss"),
     "regression": ("mse", "squared error"),
     "counts": ("deviance", "Poisson deviance"),
+    "survival": ("cox_loss", "Cox loss"),
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
 EVALUATE = {
@@ -165,6 +168,32 @@ class Contest:
             if name not in failed
         }
         return sentences(found, scores, self.criterion, left_out, failed)
+
+    def record(
+        self, state: dict[str, Any]
+    ) -> tuple[Findings | None, dict[str, MethodScores]]:
+        """Decide, and write what is found into ``auto.json``; the trained methods."""
+        found, failed = self.decide()
+        for name, why in failed.items():
+            self.methods[name]["not_trained"] = why
+        state["verdict"] = self.say(found, failed, state["left_out"])
+        state["findings"] = found and found.plain()
+        state["deploy"] = found.choice.method if found and found.informative else None
+        trained = {name: of for name, of in self.scores.items() if name not in failed}
+        if found is None:
+            return None, trained
+        alone = found.choice.alone
+        for name in trained.keys() - {alone}:
+            gaps = difference(trained[alone].test, trained[name].test)
+            ends = dict(zip(("mean_gain", "low", "high"), interval(gaps), strict=True))
+            by_client = gaps.mean(axis=0)
+            better, worse = int((by_client > 0).sum()), int((by_client < 0).sum())
+            self.methods[name]["gain_over_alone"] = {
+                **ends,
+                "better": better,
+                "worse": worse,
+            }
+        return found, trained
 
 
 def _mean_over(values: np.ndarray) -> float | None:

@@ -269,6 +269,33 @@ def _joint(
     """Models shared + scales_i * u_i, over shared and all u_i, with 1/2 |u_i|^2."""
     if 2 * rows.counts.max() < rows.inputs.shape[1]:
         return _joint_in_row_spaces(kind, rows, scales, penalty, share)
+
+    def total(models):
+        rows.letters += 1
+        return _objective(kind, rows.scores(models), rows.targets).sum()
+
+    def derivatives(models):
+        return write_derivatives(kind, rows, models)
+
+    return minimize_jointly(total, derivatives, scales, penalty, share)
+
+
+def minimize_jointly(
+    total: Callable[[np.ndarray], float],
+    derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    scales: np.ndarray,
+    penalty: np.ndarray,
+    share: bool,
+) -> np.ndarray:
+    """The models ``shared + scales_i * u_i`` of the least loss, with 1/2 |u_i|^2.
+
+    Args:
+        total: the loss of all clients, of their models [clients, entries].
+        derivatives: gradients and Hessians of the clients' losses at their models.
+        scales: [clients, entries].
+        penalty: of each entry of the shared model.
+        share: whether there is a shared model; it is 0 otherwise.
+    """
     clients, size = scales.shape
 
     def parts(here):
@@ -279,16 +306,18 @@ def _joint(
         return shared + scales * u
 
     def value(here):
-        rows.letters += 1
         shared, u = parts(here)
-        each = _objective(kind, rows.scores(models(here)), rows.targets)
-        return each.sum() + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
+        return total(models(here)) + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
 
     def step(here):
         shared, u = parts(here)
-        slope, curve = write_derivatives(kind, rows, models(here))
         move, turn, promised = newton_step(
-            slope, curve, scales, u=u, shared=shared, penalty=penalty, share=share
+            *derivatives(models(here)),
+            scales,
+            u=u,
+            shared=shared,
+            penalty=penalty,
+            share=share,
         )
         return np.concatenate([move, turn.ravel()]), promised
 

@@ -19,6 +19,7 @@ from fedblend.data.dataset import NUMBERS, Task
 from fedblend.data.federated import FederatedData
 from fedblend.runs.auto import linear
 from fedblend.runs.auto.candidates import ALONE, Candidate, Request
+from fedblend.runs.auto.cox import cox_models, measure_cox
 from fedblend.runs.auto.linear import PooledRows
 from fedblend.selection.one_letter import (
     Letters,
@@ -111,6 +112,8 @@ def models(
         return solve_models(rows, **setting, share=share, outputs=task.outputs)[1]
     if name == "flix":
         return linear.flix_models(task.kind, rows, task.outputs, **setting)
+    if task.kind == "survival":
+        return cox_models(rows, **setting, share=share)
     return linear.hierarchical_models(
         task.kind, rows, task.outputs, **setting, share=share
     )
@@ -191,6 +194,8 @@ def _metrics(
     def mean(values: np.ndarray) -> np.ndarray:
         return client_means(values, held.counts)
 
+    if task.kind == "survival":
+        return measure_cox(scores, held)
     loss = mean(linear.losses(task.kind, scores, held.targets))
     if task.kind == "regression":
         gap = np.abs(scores[:, 0] - held.targets.reshape(len(scores)))

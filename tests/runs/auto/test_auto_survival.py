@@ -1,0 +1,150 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``auto`` on times until an event: what it says, keeps and refuses."""
+
+import csv
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.cli import main
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.readers.tables import read_table
+from fedblend.errors import InputError
+from fedblend.runs.auto import survival
+from fedblend.runs.auto.candidates import Request
+from fedblend.runs.auto.comparison import Screen
+from fedblend.runs.auto.survival_rows import read_survival
+
+HOSPITALS, ROWS = 12, 30
+
+
+def columns(seed=0, signal=1.5):
+    """Hospitals with hazards of their own, and the same effect of age."""
+    draw = np.random.default_rng(seed)
+    site = np.repeat(np.arange(HOSPITALS), ROWS)
+    age, noise = draw.normal(size=(2, len(site)))
+    hazard = np.exp(signal * age + draw.normal(size=HOSPITALS)[site])
+    event, leaves = draw.exponential(1 / hazard), draw.exponential(2.0, len(site))
+    return {
+        "site": np.array([f"site {number}" for number in site]),
+        "age": age.round(3),
+        "noise": noise.round(3),
+        "months": np.minimum(event, leaves).round(3),
+        "died": (event <= leaves).astype(int),
+    }
+
+
+ASKED: dict[str, Any] = {"client": "site", "target": "months", "event": "died"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survival, "SPLITS", 4)
+        out, lines = tmp_path_factory.mktemp("auto") / "out", []
+        table = {
+            **columns(),
+            "died": columns()["died"] * (columns()["site"] != "site 3"),
+        }
+        auto = fb.auto(table, **ASKED, out=out, screen=Screen(lines.append))
+    return auto, "\n".join(lines), table
+
+
+def test_alike_hospitals_share_their_slopes(found):
+    auto, lines, _ = found
+    assert auto.deploy == "fedavg" and "Deploy FedAvg" in auto.verdict[0]
+    assert "C-index, mean over clients, with 95 % intervals" in auto.verdict[3]
+    assert "all rows of 'site 3' are censored" in lines
+    rows = {row["method"]: row for row in auto.table}
+    assert rows["fedavg"]["test_c_index"] > 0.75
+    assert rows["kaplan_meier"]["test_c_index"] == 0.5
+    for metric in ("test_cox_loss", "test_brier"):
+        assert rows["fedavg"][metric] < rows["kaplan_meier"][metric]
+
+
+def test_the_folder_has_clients_and_models(found):
+    auto, _, table = found
+    with (auto.folder / "clients.csv").open() as file:
+        clients = list(csv.DictReader(file))
+    assert len(clients) == HOSPITALS and clients[0]["rows"] == "30"
+    assert int(clients[0]["events"]) == table["died"][:ROWS].sum()
+    models = json.loads((auto.folder / "models.json").read_text())
+    text = (auto.folder / "preprocessing.json").read_text()
+    inputs = Preprocessing.parse(text).transform(read_table(table).columns)
+    one = models["methods"]["fedavg"]["site 0"]
+    slope = dict(zip(models["inputs"], one["coefficients"], strict=True))
+    assert 1.0 < slope["age"] / np.std(table["age"]) < 2.0 and abs(slope["noise"]) < 0.3
+    # As many events are expected as there were (a property of Breslow's hazard).
+    risk = np.exp(inputs[:ROWS] @ one["coefficients"])
+    hazard = -np.log([1.0, *one["survival"]])
+    # Targets are single precision.
+    months = table["months"][:ROWS] + 1e-4
+    place = np.searchsorted(one["times"], months, "right")
+    assert risk @ hazard[place] == pytest.approx(table["died"][:ROWS].sum(), rel=1e-3)
+
+
+def test_a_finished_comparison_is_said_again(found, tmp_path, capsys):
+    auto, _, _ = found
+    words = ["auto", str(auto.folder / "table.csv"), "--out", str(auto.folder)]
+    words += ["--client", "site", "--target", "months", "--event", "died"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "Deploy FedAvg" in said and "Kaplan-Meier" in said and "page:" not in said
+
+
+def test_without_effects_nothing_is_deployed(tmp_path, monkeypatch):
+    monkeypatch.setattr(survival, "SPLITS", 4)
+    auto = fb.auto(columns(1, signal=0.0), **ASKED, out=tmp_path / "o", quiet=True)
+    assert auto.deploy is None
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "line"),
+    [
+        (
+            {"died": np.full(360, 2)},
+            {},
+            "column 'died' has 2 in row 0 .* or 0 .censored",
+        ),
+        ({"died": np.full(360, "yes")}, {}, "column 'died' has yes in row 0"),
+        (
+            {"died": np.zeros(360, int)},
+            {},
+            "column 'died' has 0 events; a comparison needs 10",
+        ),
+        (
+            {"months": -columns()["months"]},
+            {},
+            "column 'months' has .* a time, a number",
+        ),
+        ({}, {"target": "weeks"}, "there is no column 'weeks'"),
+        ({}, {"event": "death"}, "there is no column 'death'"),
+        ({"site": np.full(360, "one")}, {}, "site: all rows belong to one client"),
+        ({}, {"kind": "regression"}, "kind: .*left out where event"),
+        ({}, {"time": "age"}, "time: .*left out where event"),
+    ],
+)
+def test_bad_tables_are_one_line(change, asked, line, tmp_path):
+    with pytest.raises(InputError, match=line) as error:
+        table = {**columns(), **change}
+        fb.auto(table, **{**ASKED, **asked}, out=tmp_path / "out", quiet=True)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_without_a_time_or_an_event_are_left_out(tmp_path):
+    table = columns()
+    months, died = table["months"].astype(object), table["died"].astype(object)
+    months[0], died[1] = None, None
+    path = tmp_path / "t.csv"
+    with path.open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        writer.writerows(
+            zip(*{**table, "months": months, "died": died}.values(), strict=True)
+        )
+    dataset = read_survival(Request(path, "site", "months", event="died"))
+    assert len(dataset.rows[1]) == len(months) - 2
