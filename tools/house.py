@@ -225,6 +225,13 @@ class Calls(NamedTuple):
         )
 
 
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether a call is a part of the import of a module, such as a registration."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") != "__main__"
+
+
 @contextmanager
 def traced_calls() -> Iterator[Calls]:
     """The calls that are made inside the block."""
@@ -237,6 +244,8 @@ def traced_calls() -> Iterator[Calls]:
         # Bodies of modules and classes are not optimized code: they are imports.
         runs = event == "call" and code.co_flags & inspect.CO_OPTIMIZED
         if not runs or not code.co_filename.startswith(inside):
+            return
+        if is_importing(frame):
             return
         name = code.co_filename.removeprefix(sources)
         calls.files[name] += 1

@@ -184,7 +184,7 @@ def by_known_batches(attacker: Attacker, answers: list, size: int) -> list[np.nd
     rows = attacker.executor.train_rows
     counts = np.zeros((len(answers), rows))
     for number in range(len(answers)):
-        key = keys.at(root, "client", number, shard.id)
+        key = keys.derive(root, "client", number, shard.id)
         drawn = random_rows(replace(shard, salt=None), key, (4, size))
         np.add.at(counts[number], np.asarray(drawn).ravel(), 1)
     weights = np.stack([_parts(answer)[0][0] for answer in answers])

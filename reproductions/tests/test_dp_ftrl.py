@@ -44,12 +44,12 @@ class Nodes:
     """The noise of a tree's nodes, by the leaves that they are over."""
 
     def __init__(self, seed, number):
-        self.key = keys.at(jax.random.wrap_key_data(seed), "tree", number)
+        self.key = keys.derive(jax.random.wrap_key_data(seed), "tree", number)
 
     def draw(self, first: int, last: int) -> np.ndarray:
         """Of the node over the leaves ``first`` to ``last``, counted from 1."""
         size = last - first + 1
-        key = keys.at(self.key, "node", size.bit_length() - 1, last // size)
+        key = keys.derive(self.key, "node", size.bit_length() - 1, last // size)
         (own,) = jax.random.split(key, 1)
         return np.asarray(jax.random.normal(own, on.params.shape, float))
 
@@ -93,7 +93,7 @@ def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
                 models.append(shared)
                 continue
             if seed is None:
-                first = keys.named(keys.at(root, "server", number), "tree")
+                first = keys.named(keys.derive(root, "server", number), "tree")
                 seed = jax.random.bits(first, (2,), jnp.uint32)
                 lost = Nodes(seed, 0).before(place - 1)
             for i in aggregate:
@@ -108,7 +108,7 @@ def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
 
 
 def lot(root, number, client):
-    return jax.random.uniform(keys.at(root, "dropout", number, client))
+    return jax.random.uniform(keys.derive(root, "dropout", number, client))
 
 
 def played(algorithm, rounds, size=20_000, seed=5):
@@ -119,7 +119,7 @@ def played(algorithm, rounds, size=20_000, seed=5):
     aggregate = Aggregate(Up(zeros), jnp.ones(()), jnp.asarray(COHORT))
     step, models = jax.jit(algorithm.server), []
     for number in range(rounds):
-        key = keys.at(root, "server", number)
+        key = keys.derive(root, "server", number)
         down, server = step(aggregate, down, server, None, key)
         down = down._replace(round=down.round + 1)
         models.append(np.asarray(down.shared))

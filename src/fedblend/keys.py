@@ -23,7 +23,7 @@ def named(key: Key, purpose: str) -> Key:
     return jax.random.fold_in(key, np.uint32(zlib.crc32(purpose.encode())))
 
 
-def at(
+def derive(
     root: Key, purpose: str, round: int | jax.Array = 0, client: int | jax.Array = 0
 ) -> Key:
     """The key of (root, purpose, round, client id)."""

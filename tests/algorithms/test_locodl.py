@@ -191,7 +191,7 @@ def test_the_bound_of_theory_holds():
     away = np.asarray(run.shared) - problems.optimum(ON)
     gaps = np.einsum("sd,de,se->s", away, A.mean(axis=0), away) / 2
     bound = local_training.locodl_bound(chosen, mixture(1.0, known, OWN))
-    assert 0 < gaps.mean() <= bound.after(rounds)
+    assert 0 < gaps.mean() <= bound.value(rounds)
 
 
 FLAT = fb.federate(

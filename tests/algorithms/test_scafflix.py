@@ -137,8 +137,8 @@ def test_the_bounds_of_theory_hold(on):
     curvature = np.tensordot(ALPHA**2, a, axes=1) / 7
     gaps = np.einsum("sd,de,se->s", away, curvature, away) / 2
     bound = local_training.scafflix_bound(chosen, mixture(ALPHA, known, own))
-    assert 0 < gaps.mean() <= bound.after(rounds)
-    assert bound.rounds_to(float(bound.after(rounds))) == rounds
+    assert 0 < gaps.mean() <= bound.value(rounds)
+    assert bound.rounds_to(float(bound.value(rounds))) == rounds
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def by_name(params) -> dict[str, Any]:
 
 def of_round(key):
     """The key of the noise on the first round's sum."""
-    return keys.named(keys.named(keys.at(key, "server", 0), "privacy"), "sum")
+    return keys.named(keys.named(keys.derive(key, "server", 0), "privacy"), "sum")
 
 
 def left_over(change, initial, key):

@@ -65,7 +65,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
 
     joins, states = [], []
     for i, shard in enumerate(shards):
-        key = keys.at(root, "enroll", 0, i)
+        key = keys.derive(root, "enroll", 0, i)
         join, state = algorithm.enroll(problem.params, shard, key)
         join, bits = carry(join)
         up_bits[i] += bits
@@ -74,7 +74,9 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
     join = Aggregate(
         weighted_mean(joins, list(weights)), jnp.ones(()), jnp.int32(clients)
     )
-    down, memory = algorithm.start(problem.params, join, None, keys.at(root, "start"))
+    down, memory = algorithm.start(
+        problem.params, join, None, keys.derive(root, "start")
+    )
 
     joined: set[int] = set()
     for number, ids in enumerate(cohorts(root, range(rounds), clients, cohort)):
@@ -87,7 +89,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
             if i not in joined and remembers and jax.tree.leaves(told.shared):
                 down_bits[i] += carry(problem.params)[1]
             joined.add(i)
-            key = keys.at(root, "client", number, i)
+            key = keys.derive(root, "client", number, i)
             up, states[i] = client(told, states[i], shards[i], key)
             up, bits = carry(up._replace(mean_gradient=None, step_sum=None))
             up_bits[i] += bits
@@ -98,12 +100,14 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
         news = Aggregate(
             weighted_mean(ups, aggregate), share, jnp.int32(len(aggregate))
         )
-        down, memory = server(news, down, memory, None, keys.at(root, "server", number))
+        down, memory = server(
+            news, down, memory, None, keys.derive(root, "server", number)
+        )
         down = down._replace(round=down.round + 1)
 
     models = []
     for i in range(clients):
         told = algorithm.wire.tell(down, algorithm.wire.ask(states[i], shards[i]))
-        key = keys.at(root, "personal", rounds, i)
+        key = keys.derive(root, "personal", rounds, i)
         models.append(personal(told, states[i], shards[i], key))
     return Outcome(down, memory, states, models, up_bits, down_bits)

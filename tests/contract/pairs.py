@@ -160,12 +160,12 @@ def end(algorithm: Algorithm, on: problems.Problem) -> Ended:
     @partial(jax.jit, compiler_options=QUICKLY)
     def play(root):
         def of_all(purpose, number):
-            return jax.vmap(lambda i: keys.at(root, purpose, number, i))(here)
+            return jax.vmap(lambda i: keys.derive(root, purpose, number, i))(here)
 
         joins, states = jax.vmap(partial(algorithm.enroll, on.params))(
             shards, of_all("enroll", 0)
         )
-        first = keys.at(root, "start")
+        first = keys.derive(root, "start")
         down, server = algorithm.start(on.params, mean(joins), None, first)
 
         def one_round(kept, number):
@@ -174,7 +174,7 @@ def end(algorithm: Algorithm, on: problems.Problem) -> Ended:
             ups, states = jax.vmap(partial(client, down))(
                 states, shards, of_all("client", number)
             )
-            own = keys.at(root, "server", number)
+            own = keys.derive(root, "server", number)
             down, server = algorithm.server(mean(ups), down, server, None, own)
             return (down, server, states), None
 

@@ -100,7 +100,7 @@ def test_clients_that_drop_out_keep_their_state():
         if before is not None:
             number = record.round - 1
             for client in members(run)[number].tolist():
-                key = keys.at(run.key, "dropout", number, client)
+                key = keys.derive(run.key, "dropout", number, client)
                 changed = not _equal(before[client], now[client])
                 assert changed == bool(jax.random.uniform(key) >= 0.4)
                 dropped += not changed
@@ -151,7 +151,9 @@ def test_dropped_clients_have_no_part_in_the_mean():
         cohort=fb.Cohort(6, dropout=0.5),
     ).complete()
     ids = cohorts(root, [0], CLIENTS, 6)[0]
-    lots = [jax.random.uniform(keys.at(root, "dropout", 0, i)) for i in ids.tolist()]
+    lots = [
+        jax.random.uniform(keys.derive(root, "dropout", 0, i)) for i in ids.tolist()
+    ]
     aggregate = ids[np.array(lots) >= 0.5]
     assert run.records[-1].received == len(aggregate) not in (0, 6)
     rows = [on.federated_data.train.rows(i) for i in aggregate]

@@ -126,7 +126,7 @@ def test_rows_of_others_and_padding_change_nothing(name):
 
 @each_case
 def test_only_a_clients_own_rows_enter_its_answer(name):
-    client, key = client_function(name), keys.at(jax.random.key(0), "client", 0, 4)
+    client, key = client_function(name), keys.derive(jax.random.key(0), "client", 0, 4)
     clean = jax.device_put(_shard(4))
     down, state = _first_words(name, clean)
     others = np.ones(len(jax.tree.leaves(clean.examples)[0]), bool)

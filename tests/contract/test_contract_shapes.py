@@ -55,7 +55,7 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
         told, kept, said, models = [], [(client, down, server)], [], []
         for number in range(rounds):
             message = algorithm.wire.tell(down, algorithm.wire.ask(client, shard))
-            key = keys.at(root, "client", number, 1)
+            key = keys.derive(root, "client", number, 1)
             up, client = client_round(message, client, shard, key)
             up = up._replace(mean_gradient=None, step_sum=None)
             decoded = algorithm.wire.decode(up, Sender(shard.id, key, down))

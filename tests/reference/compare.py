@@ -103,7 +103,7 @@ def svrg_gaps():
     train, refresh = on.federated_data.train, 0.4
     batches, coins = [], []
     for number in range(ROUNDS):
-        own = [keys.at(root, "client", number, client) for client in range(7)]
+        own = [keys.derive(root, "client", number, client) for client in range(7)]
         drawn = [
             random_rows(train.shard(client), key, (3, 2))
             for client, key in enumerate(own)

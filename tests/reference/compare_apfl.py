@@ -79,7 +79,7 @@ def drawn(purpose=None, low=0.0, high=1.0):
     for number in range(ROUNDS):
         of_round = []
         for i in range(CLIENTS):
-            key = keys.at(root, "client", number, i)
+            key = keys.derive(root, "client", number, i)
             key = key if purpose is None else keys.named(key, purpose)
             shard = part(train.shard(i), low, high)
             first = int(np.floor(low * COUNTS[i]))

@@ -45,7 +45,7 @@ def logistic():
 
 def sent(vector, number, client, purpose):
     """Rand-k of the paper: k entries, scaled by d/k."""
-    key = keys.named(keys.at(root, "client", number, client), purpose)
+    key = keys.named(keys.derive(root, "client", number, client), purpose)
     bits = np.asarray(jax.random.bits(key, (DIM,), "uint32"))
     kept = np.zeros(DIM)
     kept[np.argsort(bits)[::-1][: K[client]]] = 1

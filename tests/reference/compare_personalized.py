@@ -65,7 +65,7 @@ def drawn(purpose=None, most=4, size=2):
     """The rows of every step of every client, for one purpose, round by round."""
     table = []
     for number in range(ROUNDS):
-        own = [keys.at(root, "client", number, client) for client in range(CLIENTS)]
+        own = [keys.derive(root, "client", number, client) for client in range(CLIENTS)]
         if purpose is not None:
             own = [keys.named(key, purpose) for key in own]
         shards = [train.shard(client) for client in range(CLIENTS)]
@@ -100,7 +100,7 @@ def perfedavg_gaps():
     )
     w = paper.perfedavg(uniform, start, members, *numbers, paper.exact, 0.1, batches)
     yield "perfedavg, exact: model", done.shared, w
-    own = [keys.at(root, "personal", ROUNDS, client) for client in range(CLIENTS)]
+    own = [keys.derive(root, "personal", ROUNDS, client) for client in range(CLIENTS)]
     tuning = [
         np.asarray(
             random_rows(train.shard(client), keys.named(key, "finetune"), (2, 2))
@@ -115,7 +115,7 @@ def perfedavg_gaps():
             loss, fb.Work(0.4, **noisy), hessian=name, **settings
         )
         down = fb.Down(jnp.asarray(start), jnp.zeros((), jnp.int32))
-        key, shard = keys.at(root, "client", 0, 3), jax.device_put(train.shard(3))
+        key, shard = keys.derive(root, "client", 0, 3), jax.device_put(train.shard(3))
         up, _ = jax.jit(algorithm.client)(down, (), shard, key)
         w = paper.perfedavg(by_count, start, [[3]], *numbers, product, 0.1, batches)
         yield f"perfedavg, {name}: one client", start + up.delta, w

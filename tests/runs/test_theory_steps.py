@@ -72,7 +72,7 @@ def test_every_round_keeps_its_bound(name, by_hand):
         "perm_k": paper.perm_k,
         "downlink": lambda known: paper.downlink(known, K / DIM),
     }[name]
-    promise = bound(known).after(np.arange(ROUNDS + 1))
+    promise = bound(known).value(np.arange(ROUNDS + 1))
     gaps = [
         np.mean([by_hand.value(ALPHA, x) for x in iterates[k]]) - least
         for k in range(ROUNDS + 1)

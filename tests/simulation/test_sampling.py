@@ -340,6 +340,6 @@ def test_what_does_not_go_together_is_refused(settings, line):
 
 def test_correlated_noise_is_refused():
     with pytest.raises(
-        ValueError, match=r"^sampling: 'poisson' has rounds in which nobo"
+        ValueError, match=r"^sampling: 'poisson' may draw rounds without"
     ):
         begin(fb.transforms.dp_blt(descent, **OPTIONS, strategy=fb.theory.blt.Blt()))

@@ -20,7 +20,7 @@ def check_descent(case, alpha, rounds):
     _, least = f.solve()
     step = steps.dgd(alpha, case.smoothness)
     run = [f.value(x) - least for x in descend(f, known.average, step, rounds)]
-    promise = bounds.dgd(known).after(np.arange(rounds + 1))
+    promise = bounds.dgd(known).value(np.arange(rounds + 1))
     assert (np.array(run) <= promise + ROUNDING).all()
     return np.array(run), promise
 
@@ -75,7 +75,7 @@ def test_theorem_5_diana_on_average(quadratic, alpha, start):
     assert (potential <= powers * potential[0] + 3 * spread + ROUNDING).all()
     assert potential[0] <= curve.start * 2 / known.L_alpha
     gap, spread = means_and_errors(gaps)
-    promise = bounds.diana(known, omega).after(np.arange(rounds + 1))
+    promise = bounds.diana(known, omega).value(np.arange(rounds + 1))
     assert (gap <= promise + 3 * spread + ROUNDING).all()
     assert promise[-1] < 0.1 * promise[1]
     assert gap[-1] < 1e-3 * gap[0]
@@ -118,7 +118,7 @@ def test_without_compression_diana_is_gradient_descent(quadratic):
 def test_all_alpha_zero_needs_nothing(quadratic):
     none = known_of(quadratic, 0.0)
     for bound in (bounds.dgd(none), bounds.diana(none, 1.0)):
-        assert (bound.after(np.arange(4)) == 0).all()
+        assert (bound.value(np.arange(4)) == 0).all()
 
 
 def test_refusals(quadratic):

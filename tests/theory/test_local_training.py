@@ -31,7 +31,7 @@ def test_by_hand():
     assert curve.rounds_to(1.0) == 0
     rounds = curve.rounds_to(1e-6)
     assert rounds is not None
-    assert curve.after(rounds) <= 1e-6 < curve.after(rounds - 1)
+    assert curve.value(rounds) <= 1e-6 < curve.value(rounds - 1)
 
 
 def test_locodl_by_hand():

@@ -72,7 +72,7 @@ def test_every_round_is_below_its_bound(quadratic, alpha):
     }
     for name, points in runs.items():
         gaps = gaps_of(f, points)
-        promise = OF_HALF[name](known).after(np.arange(rounds + 1))
+        promise = OF_HALF[name](known).value(np.arange(rounds + 1))
         assert (gaps <= promise + ROUNDING).all(), name
         assert gaps[-1] < 1e-4 * gaps[0], name
         assert promise[-1] < 0.01 * promise[1], name
@@ -184,7 +184,7 @@ def test_steps_and_bounds_follow_alpha(quadratic, name):
     bound = BOUNDS[name]
     half, one = (bound(known_of(quadratic, alpha)) for alpha in (0.5, 1.0))
     assert half.factor == one.factor
-    assert (bound(known_of(quadratic, 0.0)).after(np.arange(4)) == 0).all()
+    assert (bound(known_of(quadratic, 0.0)).value(np.arange(4)) == 0).all()
 
 
 def test_without_compression_error_feedback_is_gradient_descent(quadratic):

@@ -108,12 +108,12 @@ def test_every_round_is_below_its_bound(name, data_home):
         known, f = known_of(case, ALPHA), mixed(case, ALPHA)
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-6)
         least = f.solve()[1]
-        bound = BOUNDS[solver](known, *sizes).after(np.arange(rounds))
+        bound = BOUNDS[solver](known, *sizes).value(np.arange(rounds))
         alone = mixed(case, 0.0)
         start = float(f.value(known.average) - alone.value(known.average))
         assert found.gap(known.alpha, known.average) == pytest.approx(start, rel=1e-6)
         near = BOUNDS[solver](bounds.start_at_gap(known, start), *sizes)
-        closer = near.after(np.arange(rounds))
+        closer = near.value(np.arange(rounds))
         assert made.certified.rounds < rounds
         for number, replicas in iterates.items():
             gap = np.mean([f.value(shared) for shared in replicas]) - least

@@ -34,7 +34,7 @@ def gradient(i, x):
 
 def chosen(number, i, purpose, k) -> np.ndarray:
     """1 at the entries that client i sends, else 0."""
-    key = keys.named(keys.at(root, "client", number, i), purpose)
+    key = keys.named(keys.derive(root, "client", number, i), purpose)
     bits = jax.random.bits(key, (DIM,), "uint32")
     mask = np.zeros(DIM)
     mask[np.argsort(np.asarray(bits))[::-1][: k[i]]] = 1

@@ -36,8 +36,8 @@ def run(algorithm, rounds, **settings):
 def entries(rounds: int) -> list[np.ndarray]:
     """The entries of every round, by the keys of the server's messages."""
     root = jax.random.key(0)
-    at = [keys.at(root, "start")]
-    at += [keys.at(root, "server", number) for number in range(rounds - 1)]
+    at = [keys.derive(root, "start")]
+    at += [keys.derive(root, "server", number) for number in range(rounds - 1)]
     vector, found = jnp.ones(DIM), []
     for key in at:
         draw = compress.rand_k(K).compress(vector, keys.named(key, "one mask"), None)

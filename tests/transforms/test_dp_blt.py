@@ -59,7 +59,7 @@ def played(algorithm, rounds, size, empty=(), seed=5):
     for number in range(rounds):
         count = jnp.asarray(0 if number in empty else COHORT)
         aggregate = Aggregate(Up(zeros), jnp.ones(()), count)
-        key = keys.at(root, "server", number)
+        key = keys.derive(root, "server", number)
         after = step(aggregate, down, server, None, key)
         # As the runtime does: a round without an answer changes nothing.
         down, server = (down, server) if number in empty else after
@@ -120,7 +120,7 @@ def test_it_is_the_algorithm_in_numpy_in_float64():
         matrices, vectors = problems.client_matrices(on)
         draws = []
         for number in range(9):
-            key = keys.at(run.key, "server", number)
+            key = keys.derive(run.key, "server", number)
             own = keys.named(keys.named(key, "privacy"), "sum")
             (own,) = jax.random.split(own, 1)
             draws.append(np.asarray(jax.random.normal(own, (3,), float)))

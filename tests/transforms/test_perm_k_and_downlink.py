@@ -87,7 +87,7 @@ def test_every_round_of_perm_k_has_its_own_blocks():
     assert len(set(seeds)) == len(seeds) > 1
     np.testing.assert_array_equal(run.bits().up, 3 * 32 * 1)
     # By hand: of 6 entries and one of padding every client sends one.
-    common = keys.named(keys.at(jax.random.key(0), "start"), "permuted")
+    common = keys.named(keys.derive(jax.random.key(0), "start"), "permuted")
     matrices, vectors = problems.client_matrices(on)
     by_hand = np.array(models[0])
     for client, entry in enumerate(np.asarray(jax.random.permutation(common, 7))):

@@ -159,7 +159,10 @@ def answers_of(seed, dropout):
     """Which clients answer in each round, by the runtime's rule for dropping out."""
     root = jax.random.key(seed)
     lots = [
-        [jax.random.uniform(keys.at(root, "dropout", r, client)) for client in range(5)]
+        [
+            jax.random.uniform(keys.derive(root, "dropout", r, client))
+            for client in range(5)
+        ]
         for r in range(ROUNDS)
     ]
     return np.array(lots) >= dropout

@@ -273,7 +273,8 @@ def test_metrics_that_one_row_can_move_without_bound_stay_on_the_node():
 
 def test_noise_is_for_means_over_rows_only():
     noisy = Policy(metrics=Metrics(names="any", noise=1.0, bound=10.0, round_to=12))
-    of_rows = {"loss": 10.0, "mse": 10.0, "mae": 10.0, "log_loss": 10.0}
+    names = ("loss", "mse", "mae", "log_loss", "deviance")
+    of_rows = dict.fromkeys(names, 10.0)
     of_rows |= dict.fromkeys(("brier", "accuracy", "recall@2"), 1.0)
     measured = {"test": {"shared": dict.fromkeys([*METRICS, *of_rows], 0.5)}}
     sent = [noisy.disclose(measured, {"test": 50})["test"]["shared"] for _ in range(9)]

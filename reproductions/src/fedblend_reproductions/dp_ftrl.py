@@ -106,14 +106,16 @@ def _add_seed_noise(
     The lowest one of s, at some level, is a new node, which replaces all nodes below
     that level. Those above are in both sums.
     """
-    own = keys.at(jax.random.wrap_key_data(seed, impl="threefry2x32"), "tree", number)
+    own = keys.derive(
+        jax.random.wrap_key_data(seed, impl="threefry2x32"), "tree", number
+    )
     step = place + 1
     top = jax.lax.population_count((step & -step) - 1)
 
     def add(level, total):
         leaf = jnp.where(level == top, step, place)
         sign = jnp.where(level == top, std, -std)
-        return add_noise(total, sign, keys.at(own, "node", level, leaf >> level))
+        return add_noise(total, sign, keys.derive(own, "node", level, leaf >> level))
 
     return jax.lax.fori_loop(0, top + 1, add, delta)
 

@@ -96,7 +96,7 @@ def ran(build) -> Setting:
     ]
 
     def drawn(number: int, i: int) -> np.ndarray:
-        key = keys.at(root, "client", number, i)
+        key = keys.derive(root, "client", number, i)
         return np.asarray(random_rows(data.train.shard(i), key, (STEPS, SIZE)))
 
     batches = [[drawn(number, i) for i in range(CLIENTS)] for number in range(ROUNDS)]

@@ -27,8 +27,8 @@ def means_and_errors(runs):
 
 def test_the_printed_bound_of_descent_is_larger(quadratic):
     known, ks = known_of(quadratic, UNEQUAL), np.arange(30)
-    printed = theory.dgd_by_diameter(known, theory.D(quadratic.personal)).after(ks)
-    assert (dgd(known).after(ks) <= printed).all()
+    printed = theory.dgd_by_diameter(known, theory.D(quadratic.personal)).value(ks)
+    assert (dgd(known).value(ks) <= printed).all()
 
 
 def top_k(vector, k):
@@ -66,7 +66,7 @@ def test_theorem_4_dcgd_reaches_a_neighborhood(quadratic, alpha):
         run = dcgd(f, known.average, step, rounds, k, np.random.default_rng(seed))
         gaps.append([f.value(x) - least for x in run])
     gap, spread = means_and_errors(gaps)
-    promise = theory.dcgd(known, omega).after(np.arange(rounds + 1))
+    promise = theory.dcgd(known, omega).value(np.arange(rounds + 1))
     assert (gap <= promise + 3 * spread).all()
     assert 0 < gap[-50:].mean() <= theory.dcgd(known, omega).floor
     small = known_of(quadratic, 0.1 * known.alpha)
@@ -89,7 +89,7 @@ def test_perm_k_ends_in_the_neighborhood_that_is_promised(quadratic):
             x = x - step * f.gradients(x)[owner, np.arange(4)]
             points.append(x)
         total += gaps_of(f, points) / runs
-    promise = theory.perm_k(known).after(np.arange(rounds + 1))
+    promise = theory.perm_k(known).value(np.arange(rounds + 1))
     assert (total <= promise).all()
     assert 0 < total[-50:].mean() <= theory.perm_k(known).floor
 
@@ -99,7 +99,7 @@ def test_every_round_of_ef21_p_is_below_its_bound(quadratic, alpha):
     known, f = known_of(quadratic, alpha), mixed(quadratic, alpha)
     step = steps.downlink(alpha, quadratic.smoothness, 0.5)
     gaps = gaps_of(f, ef21_p(f, known.average, step, 250, 2))
-    promise = theory.downlink(known, 0.5).after(np.arange(251))
+    promise = theory.downlink(known, 0.5).value(np.arange(251))
     assert (gaps <= promise + 1e-12).all()
     assert gaps[-1] < 1e-4 * gaps[0]
     assert promise[-1] < 0.01 * promise[1]

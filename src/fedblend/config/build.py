@@ -145,15 +145,18 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
         schema = whole.schema._replace(ranks=reads_ranks(config))
         whole = whole._replace(schema=schema)
     task = task_of(whole)
-    dataset, server = central.set_aside(
-        config.central, whole, config.data.target, config.data.seed
-    )
+    dataset, server, target = whole, None, config.data.target
+    if config.central is not None:
+        dataset, server = central.set_aside(
+            config.central, whole, target, config.data.seed
+        )
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
     federations, unseen = data.hold_out(config.data, dataset, parts, splits)
-    server = central.preprocess_server(
-        config.central, server, whole, config.data.target, config.data.seed, federations
-    )
+    if config.central is not None and whole.schema is not None:
+        server = central.preprocess_server(
+            config.central, server, whole, target, config.data.seed, federations
+        )
     federated_data = federations[0]
     clients = federated_data.clients
     drawn = strata(config.populations, federated_data) or config.run.cohort
@@ -372,7 +375,10 @@ def apply_tables(
         algorithm = central.mix_losses(
             config.central, algorithm, loss, values_inside(values, "central")
         )
+    # Also without compression: it refuses names of parts that the model has not.
     dim = trees.size(_message_shapes(config, params))
+    if config.compress is None:
+        return algorithm
     answers = config.run.rounds * (config.run.cohort or clients) / clients
     if config.federation is not None and config.federation.secure:
         # Nobody sends a first answer whole: other clients may send theirs later.
@@ -423,7 +429,9 @@ def check_sizes(config: Config, clients: int, dim: int) -> None:
 
 def _warnings(config: Config, clients: int, needs: Needs) -> list[str]:
     """What is odd about the tables, but no error; ``needs`` are the algorithm's."""
-    found = compress.feedback_warnings(config.compress, needs)
+    packed, found = config.compress, []
+    if packed is not None:
+        found = compress.feedback_warnings(packed, needs)
     hidden, table = config.privacy, config.central
     if hidden is not None and hidden.delta >= 1 / clients:
         found.append(

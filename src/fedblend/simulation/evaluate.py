@@ -51,7 +51,7 @@ def personal(
     """The model that one client would deploy, from the message and its state."""
     algorithm = settings.build(hyper)
     message = message_to_deploy(algorithm, down, state, shard)
-    key = keys.at(root, "personal", down.round, shard.id)
+    key = keys.derive(root, "personal", down.round, shard.id)
     return algorithm.personal(message, state, shard, key)
 
 

@@ -120,17 +120,17 @@ def personalize(
     train = new_clients.train
 
     def model_of(down, key, shard):
-        own = keys.at(key, "newcomer", 0, shard.id)
+        own = keys.derive(key, "newcomer", 0, shard.id)
         _, state = trees.strongly_typed(algorithm.enroll(down.shared, shard, own))
 
         def visit(number, state):
-            own = keys.at(key, "newcomer", number + 1, shard.id)
+            own = keys.derive(key, "newcomer", number + 1, shard.id)
             message = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
             return algorithm.client(message, state, shard, own)[1]
 
         if visits:
             state = jax.lax.fori_loop(0, visits, visit, state)
-        own = keys.at(key, "newcomer", visits + 1, shard.id)
+        own = keys.derive(key, "newcomer", visits + 1, shard.id)
         message = message_to_deploy(algorithm, down, state, shard)
         return algorithm.personal(message, state, shard, own)
 

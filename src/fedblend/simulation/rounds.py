@@ -121,7 +121,7 @@ def enroll(
     algorithm, alone = settings.build(hyper), settings.reduction.stacked is not None
 
     def one(member):
-        key = keys.at(root, "enroll", 0, member.ids)
+        key = keys.derive(root, "enroll", 0, member.ids)
         shard = shard_of(settings, examples, member)
         return trees.strongly_typed(algorithm.enroll(params, shard, key))
 
@@ -145,7 +145,9 @@ def start(
     central: Shard | None,
 ) -> tuple[Down, PyTree]:
     """The server's first message, and its state."""
-    begun = settings.build(hyper).start(params, join, central, keys.at(root, "start"))
+    begun = settings.build(hyper).start(
+        params, join, central, keys.derive(root, "start")
+    )
     return trees.strongly_typed(begun)
 
 
@@ -161,7 +163,7 @@ def exchange(
     """One client's part in a round: both messages as they travel, and its new state."""
     shard = shard_of(settings, examples, member)
     message = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
-    key = keys.at(root, "client", down.round, member.ids)
+    key = keys.derive(root, "client", down.round, member.ids)
     up, after = algorithm.client(message, state, shard, key)
     return message, up._replace(mean_gradient=None, step_sum=None), after
 
@@ -275,7 +277,7 @@ def block(
         members = trees.take(plan, place)
         members = members._replace(present=members.present & counts)
         aggregate, states, entry = answers(down, states, members)
-        key = keys.at(root, "server", number)
+        key = keys.derive(root, "server", number)
         given = (aggregate, down, server, central, key)
         after = devices.run_once(settings.width, algorithm.server, *given)
         heard = (aggregate.count > 0) | settings.random_size
@@ -313,10 +315,12 @@ def _answers(
         )
         answered = member.present
         if settings.dropout > 0:
-            lot = jax.random.uniform(keys.at(root, "dropout", down.round, member.ids))
+            lot = jax.random.uniform(
+                keys.derive(root, "dropout", down.round, member.ids)
+            )
             answered = answered & (lot >= settings.dropout)
         bits = ragged_bits(up), ragged_bits(message)
-        key = keys.at(root, "client", down.round, member.ids)
+        key = keys.derive(root, "client", down.round, member.ids)
         sender = Sender(member.ids, key, down)
         return algorithm.wire.decode(up, sender), after, answered, bits
 

@@ -422,12 +422,12 @@ def poisson(
 
 
 def _lots(root: Key, number: int, clients: int) -> jax.Array:
-    key = keys.at(root, "cohort", number)
+    key = keys.derive(root, "cohort", number)
     return jax.random.bits(key, (2 * clients,), jnp.uint32)
 
 
 def _order(root: Key, turn: int, population: int, clients: int) -> jax.Array:
-    key = keys.at(root, "order", turn, population)
+    key = keys.derive(root, "order", turn, population)
     return jax.random.permutation(key, clients)
 
 
@@ -438,7 +438,7 @@ def _draws(
     ends = jnp.arange(clients - size + 1, clients + 1)
 
     def draw(round):
-        key = keys.at(root, "cohort", round, population)
+        key = keys.derive(root, "cohort", round, population)
         return jax.random.randint(key, (size,), 0, ends)
 
     return jax.vmap(draw)(rounds)

@@ -96,7 +96,7 @@ class Bound(NamedTuple):
     floor: float
     at_start: float
 
-    def after(self, rounds) -> np.ndarray:
+    def value(self, rounds) -> np.ndarray:
         """The bound after these numbers of rounds."""
         rounds = np.asarray(rounds)
         later = self.start * self.factor ** np.asarray(rounds, np.float64) + self.floor
@@ -107,7 +107,7 @@ class Bound(NamedTuple):
         enough = POSITIVE("eps", eps) * (1 + ROUNDING)
         if self.at_start <= enough:
             return 0
-        if self.after(1) <= enough:
+        if self.value(1) <= enough:
             return 1
         if self.factor >= 1 or self.floor >= enough:
             return None
@@ -116,7 +116,7 @@ class Bound(NamedTuple):
             return None
         rounds = max(math.ceil(needed), 2)
         # The logarithm may be off by a round.
-        near = (k for k in (rounds - 1, rounds) if self.after(k) <= enough)
+        near = (k for k in (rounds - 1, rounds) if self.value(k) <= enough)
         return next(near, rounds + 1)
 
 

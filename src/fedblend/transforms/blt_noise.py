@@ -120,7 +120,7 @@ def _add_from_seed(
 
     def add_missed(number, so_far):
         total, values = so_far
-        noise, values = one(values, keys.at(key, "missed", number))
+        noise, values = one(values, keys.derive(key, "missed", number))
         return add_given(total, noise), values
 
     def add_given(total, noise):

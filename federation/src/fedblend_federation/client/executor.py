@@ -134,7 +134,7 @@ class Executor:
             fits(algorithm.needs, setup.clients)
         self.shard = self._shard("train")
         self.train_rows = setup.splits["train"].total
-        key = keys.at(setup.root, "client", 0, self.shard.id)
+        key = keys.derive(setup.root, "client", 0, self.shard.id)
         self.join, self.state = jax.eval_shape(
             partial(enroll, algorithm), setup.params, self.shard, key
         )
@@ -166,7 +166,7 @@ class Executor:
 
     def enroll(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """What the client sends at enrollment, and its state."""
-        key = keys.at(self.setup.root, "enroll", 0, self.shard.id)
+        key = keys.derive(self.setup.root, "enroll", 0, self.shard.id)
         return enroll(self.setup.algorithm, params, self.shard, key)
 
     def ask(self, state: PyTree) -> PyTree:
@@ -175,13 +175,13 @@ class Executor:
 
     def update(self, down: Down, state: PyTree) -> tuple[Up, PyTree]:
         """The client's update of a round, and its next state."""
-        key = keys.at(self.setup.root, "client", down.round, self.shard.id)
+        key = keys.derive(self.setup.root, "client", down.round, self.shard.id)
         return update(self.setup.algorithm, down, state, self.shard, key)
 
     def measure(self, deployed: Deployment, state: PyTree) -> tuple[PyTree, Measured]:
         """The model that the client deploys, and its measures."""
         round = deployed.message.round
-        key = keys.at(self.setup.root, "personal", round, self.shard.id)
+        key = keys.derive(self.setup.root, "personal", round, self.shard.id)
         measures = tuple(self.setup.measures.items())
         held = {name: self._shard(name) for name in self.setup.splits}
         model, measured = measure(

@@ -160,7 +160,7 @@ class Fleet:
             NodeAuthHttpInterceptor(key, key.public_key()),
         ]
         self.client = FleetHttpClient.from_server_address(
-            address, False, _trusted(ca), interceptors
+            address, False, _authority(ca), interceptors
         )
         connection: httpx.Client = self.client._client
         connection.follow_redirects = False
@@ -257,7 +257,7 @@ class Control:
         about = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         self._address = address
         self.client = ControlHttpClient.from_server_address(
-            address, False, _trusted(ca), about
+            address, False, _authority(ca), about
         )
 
     def close(self) -> None:
@@ -290,6 +290,6 @@ class Control:
         raise RunError(f"link {self._address}: {why}")
 
 
-def _trusted(ca: Path) -> bytes:
+def _authority(ca: Path) -> bytes:
     """The certificate of the federation's authority; no other is trusted."""
     return certificate(ca).public_bytes(Encoding.PEM)

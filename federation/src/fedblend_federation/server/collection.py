@@ -208,7 +208,7 @@ class PlainCollector:
     def _sender(self, client: int) -> Sender:
         """Who sent an answer of this round."""
         server = self._server
-        key = keys.at(server.engine.key, "client", server.round, client)
+        key = keys.derive(server.engine.key, "client", server.round, client)
         return Sender(jnp.asarray(client, jnp.int32), key, server.down)
 
     def _reject(self, replies: Replies, refused: Mapping[int, str]) -> None:

@@ -224,7 +224,7 @@ class Coordinator(Results):
             requests[client] = (head, down)
         total, replies, asks = self.collector.updates(members, requests, enrolled)
         counted = sorted(replies.accepted)
-        key = keys.at(self.engine.key, "server", number)
+        key = keys.derive(self.engine.key, "server", number)
         self.down, self.server = self.aggregator.step(
             total, self.down, self.server, key
         )

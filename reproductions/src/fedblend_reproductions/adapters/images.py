@@ -113,7 +113,7 @@ def trained(model: fb.Model, rows: list[np.ndarray], images: Images) -> Any:
         change, moments = optimizer.update(slope, moments, params)
         return optax.apply_updates(params, change), moments
 
-    params = model.init(keys.at(jax.random.key(0), "init"))
+    params = model.init(keys.derive(jax.random.key(0), "init"))
     state, draws = (params, optimizer.init(params)), np.random.default_rng(0)
     for _ in range(images.steps):
         chosen = draws.integers(0, len(rows[0]), images.batch)

@@ -37,7 +37,7 @@ def check_bound(quick: bool) -> Finding:
         steps = [theory.steps.dgd(alpha, of.smoothness) for alpha in alphas]
         gap = gaps(of, alphas, solve(of, alphas, steps, rounds=rounds).points)[:, 0]
         known, every = [of.mixture(alpha) for alpha in alphas], np.arange(rounds + 1)
-        return gap, np.stack([theory.bounds.dgd(one).after(every) for one in known])
+        return gap, np.stack([theory.bounds.dgd(one).value(every) for one in known])
 
     curves = dict(zip(names, side_by_side(measure, problems), strict=True))
     excess = max(float((gap - bound).max()) for gap, bound in curves.values())

@@ -256,7 +256,7 @@ def train(
             method(members),
             params,
             training.select(members.tolist()),
-            keys.at(key, "group", 0, int(group)),
+            keys.derive(key, "group", 0, int(group)),
             rounds=rounds,
             every=max(rounds, 1),
             cohort=len(members) if cohort is None else min(cohort, len(members)),

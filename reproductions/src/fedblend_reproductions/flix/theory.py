@@ -365,7 +365,7 @@ def largest_alpha(
     if rounds == 0:
         return Plan(0.0, 0, eps)
     curve = _curve(mixture(1.0, smoothness, personal), omega)
-    least = min(curve.at_start, float(curve.after(rounds - 1)))
+    least = min(curve.at_start, float(curve.value(rounds - 1)))
     alpha = min(1.0, math.sqrt(eps / least)) if least > 0 else 1.0
     return rounds_needed(alpha, eps, smoothness, personal, omega)
 

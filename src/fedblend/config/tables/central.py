@@ -94,15 +94,13 @@ class Central(Table):
 
 
 def set_aside(
-    table: Central | None, dataset: Dataset, target: str | None, seed: int
+    table: Central, dataset: Dataset, target: str | None, seed: int
 ) -> tuple[Dataset, FederatedData | None]:
     """The clients' rows, and the server's as a federation of one.
 
     Raises:
         DataError: the rows cannot be divided so.
     """
-    if table is None:
-        return dataset, None
     if table.file is not None:
         if dataset.schema is not None:  # read when its preprocessing is known
             return dataset, None
@@ -122,20 +120,18 @@ def set_aside(
 
 
 def preprocess_server(
-    table: Central | None,
+    table: Central,
     server: FederatedData | None,
     dataset: Dataset,
     target: str | None,
     seed: int,
     federations: Sequence[FederatedData],
-) -> FederatedData | None:
+) -> FederatedData:
     """The server's rows with the inputs of a raw table that the clients' make.
 
     Raises:
         DataError: seeds with splits of their own have a preprocessing of their own.
     """
-    if table is None or dataset.schema is None:
-        return server
     if len(federations) > 1:
         raise DataError(
             "central: the server's rows need one preprocessing, and each of "

@@ -139,7 +139,7 @@ def first_memories(omega: float | np.ndarray, answers: float) -> str:
 
 
 def compress_updates(
-    table: Compress | None,
+    table: Compress,
     algorithm: Algorithm,
     dim: int,
     clients: int,
@@ -152,8 +152,6 @@ def compress_updates(
     Raises:
         ConfigError: what the table asks for does not go with the model or the clients.
     """
-    if table is None:
-        return algorithm
     check_lists("compress", table, clients)
     with catch_warnings():
         simplefilter("ignore")  # ``feedback_warnings`` has the text
@@ -165,10 +163,8 @@ def compress_updates(
         return transforms.downlink(algorithm, made)
 
 
-def feedback_warnings(table: Compress | None, needs: Needs) -> list[str]:
+def feedback_warnings(table: Compress, needs: Needs) -> list[str]:
     """What may diverge, of an algorithm with these needs under the table."""
-    if table is None:
-        return []
     noisy = table.how == "perm_k" or table.compressor is not None
     up = needs.feedback if noisy and table.how != "ef21" else ""
     exact = exact_with_ef21(needs) if table.how == "ef21" else needs.exact

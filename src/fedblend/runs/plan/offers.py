@@ -201,7 +201,7 @@ def _theory_offer(
         return plain
     return plain._replace(
         certified=cost.price(later + 1),
-        bound=float(curve.after(later)),
+        bound=float(curve.value(later)),
         settings=_settings(found, candidate, alpha, eps, later + 1),
     )
 
