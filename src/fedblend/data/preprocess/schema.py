@@ -293,7 +293,7 @@ def _choose(name: str, raw: np.ndarray, choice: Choice) -> Column:
     seen = identify(raw)
     about = _column(name, seen, raw)._replace(why="chosen")
     if isinstance(choice, str) and choice.startswith(MISSING):
-        return _without(name, raw, seen, choice)
+        return _column_with_gaps(name, raw, seen, choice)
     if not isinstance(choice, str) or choice in ("one_hot", "ordinal"):
         numbers, words = words_of(raw)
         if len(words) < 2:
@@ -325,7 +325,7 @@ def _choose(name: str, raw: np.ndarray, choice: Choice) -> Column:
     return about._replace(encoding=cast(Encoding, choice))
 
 
-def _without(name: str, raw: np.ndarray, seen: Found, choice: str) -> Column:
+def _column_with_gaps(name: str, raw: np.ndarray, seen: Found, choice: str) -> Column:
     """A column of numbers some of which mean a missing value."""
     style, absent = seen.style + choice, choice.removeprefix(MISSING)
     try:
