@@ -67,7 +67,7 @@ class Finding(NamedTuple):
         return f"{self.column}: {self.what}; {done}"
 
 
-class Table(NamedTuple):
+class ClientTable(NamedTuple):
     """A dataset as the looks see it."""
 
     dataset: Dataset
@@ -100,7 +100,7 @@ def look(dataset: Dataset, keep: Sequence[str] = ()) -> list[Finding]:
     names, owner = np.unique(dataset.keys, return_inverse=True)
     columns = {one.name: one for one in dataset.schema.kept}
     values = dict(zip(columns, np.asarray(dataset.rows[0]).T, strict=True))
-    table, found = Table(dataset, columns, values, owner, names), []
+    table, found = ClientTable(dataset, columns, values, owner, names.astype(str)), []
     for one in LOOKS:
         for each in [*one(table)]:
             if each.column in keep:
@@ -120,7 +120,8 @@ def _is_whole(values: np.ndarray) -> bool:
 
 def _count_pairs(first: np.ndarray, second: np.ndarray) -> int:
     """How many different pairs two columns have."""
-    return len(np.unique(first + 1j * second))
+    one, two = (np.unique(of, return_inverse=True)[1] for of in (first, second))
+    return len(np.unique(one.astype(np.int64) * (two.max(initial=0) + 1) + two))
 
 
 def _is_recoded(first: np.ndarray, second: np.ndarray) -> bool:
@@ -129,7 +130,7 @@ def _is_recoded(first: np.ndarray, second: np.ndarray) -> bool:
     return pairs == len(np.unique(first)) == len(np.unique(second))
 
 
-def copies(table: Table) -> Iterator[Finding]:
+def copies(table: ClientTable) -> Iterator[Finding]:
     """Columns that alone tell the target: the same in other words, or nearly so."""
     targets = table.dataset.rows[1]
     for name, how in leaks(table.dataset).items():
@@ -147,14 +148,17 @@ def copies(table: Table) -> Iterator[Finding]:
             yield Finding(name, f"alone tells the target ({how})")
 
 
-def client_columns(table: Table) -> Iterator[Finding]:
+def client_columns(table: ClientTable) -> Iterator[Finding]:
     """Columns that are the same in all rows of a client."""
     describing = []
     for name, own, owner in table.present("standardize", "flag", "one_hot"):
+        first = np.zeros(len(table.names))
+        first[owner] = own
+        if (own != first[owner]).any():
+            continue
         counts = np.unique(own, return_counts=True)[1]
         clients = len(np.unique(owner))
-        chance = (len(own) - clients) * (1 - ((counts / len(own)) ** 2).sum())
-        if chance < BROKEN or _count_pairs(owner, own) > clients:
+        if (len(own) - clients) * (1 - ((counts / len(own)) ** 2).sum()) < BROKEN:
             continue
         numbers = table.columns[name].encoding == "standardize"
         if len(counts) == clients and (not numbers or _names_things(name, own)):
@@ -177,12 +181,14 @@ def _is_id(name: str) -> bool:
     return _ID.fullmatch(words) is not None
 
 
-def identifiers(table: Table) -> Iterator[Finding]:
+def identifiers(table: ClientTable) -> Iterator[Finding]:
     """Whole numbers that name rows, or groups of rows within a client."""
     draw = generator(0, "identifiers")
     for name, own, owner in table.present("standardize"):
+        if not _is_whole(own) or _TIME.fullmatch(name.lower()):
+            continue
         different = len(np.unique(own))
-        if not _is_whole(own) or different <= MEASURED or _TIME.fullmatch(name.lower()):
+        if different <= MEASURED:
             continue
         clients, sure = len(np.unique(owner)), _is_id(name)
         pairs, dealt = (_count_pairs(owner, of) for of in (own, draw.permutation(own)))
@@ -197,8 +203,8 @@ def identifiers(table: Table) -> Iterator[Finding]:
         elif pairs == different > clients and dealt - different >= BROKEN:
             what = (
                 f"each of {different} values is in one client only: a patient or the "
+                f"like? --group {name} keeps its rows in one part of a split"
             )
-            what += f"like? --group {name} keeps its rows in one part of a split"
             sure = _names_things(name, own)
         elif sure:
             what, sure = f"{different} codes, by its name", False
@@ -207,36 +213,30 @@ def identifiers(table: Table) -> Iterator[Finding]:
         yield Finding(name, what, "drop" if sure else "")
 
 
-def split_names(table: Table) -> Iterator[Finding]:
+def split_names(table: ClientTable) -> Iterator[Finding]:
     """Columns that say which part of somebody's split a row is in."""
     for name in table.values:
         if {"train", "test"} <= {one.lower() for one in table.columns[name].categories}:
             yield Finding(name, "names the parts of a split", "drop")
 
 
-def missing_numbers(table: Table) -> Iterator[Finding]:
+def missing_numbers(table: ClientTable) -> Iterator[Finding]:
     """Numbers such as 0, -1 and 999, far from all others, that several rows have."""
     for name, own, owner in table.present("standardize"):
         different = np.unique(own)
         for code, following in (different[:2], different[:-3:-1]):
             rest = own[own != code]
-            unit, rows = (
-                1.4826 * median_abs_deviation(rest),
-                len(own) - len(rest),
-            )
+            rows = len(own) - len(rest)
+            if len(different) <= MEASURED or code not in CODES or rows < SPIKE:
+                continue
+            unit = 1.4826 * median_abs_deviation(rest)
             far = abs(code - np.median(rest))
-            if (
-                len(different) > MEASURED
-                and code in CODES
-                and rows >= SPIKE
-                and 0 < GAP * unit <= abs(code - following)
-                and far >= AWAY * unit
-            ):
+            if 0 < GAP * unit <= abs(code - following) and far >= AWAY * unit:
                 who = np.bincount(owner[own == code])
-                most = table.names[who.argmax()]
                 what = (
                     f"{code:g} in {rows} of {len(own)} rows, {who.max()} of them of "
-                    f"{most}; all others {rest.min():g} to {rest.max():g}"
+                    f"{table.names[who.argmax()]}; all others {rest.min():g} to "
+                    f"{rest.max():g}"
                 )
                 sure = far >= FAR * unit
                 yield Finding(name, what, f"{MISSING}{code:g}" if sure else "")
@@ -250,7 +250,7 @@ def _within(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
     return away / max(away.std(), 1e-300)
 
 
-def _target(table: Table) -> np.ndarray:
+def _target(table: ClientTable) -> np.ndarray:
     """The target less the mean of its client; of classes, the most frequent one."""
     targets = table.dataset.rows[1]
     if table.dataset.kind in CLASSES:
@@ -265,7 +265,7 @@ def _residual(inputs: Sequence[np.ndarray], target: np.ndarray) -> np.ndarray:
     return target - matrix @ np.linalg.solve(square, matrix.T @ target)
 
 
-def codes(table: Table) -> Iterator[Finding]:
+def codes(table: ClientTable) -> Iterator[Finding]:
     """Few whole numbers whose categories tell more of the target, by least squares."""
     step = max(len(table.owner) // MOST_ROWS, 1)
     owner, target = table.owner[::step], _target(table)[::step]
@@ -290,7 +290,7 @@ def codes(table: Table) -> Iterator[Finding]:
             yield Finding(name, what, "one_hot")
 
 
-def sums(table: Table) -> Iterator[Finding]:
+def sums(table: ClientTable) -> Iterator[Finding]:
     """Columns that together make a target that is a number."""
     if table.dataset.kind in CLASSES:
         return
@@ -312,7 +312,7 @@ def sums(table: Table) -> Iterator[Finding]:
             yield Finding(name, f"makes the target with {others} (R^2 {told:.4f})")
 
 
-def missing_patterns(table: Table) -> Iterator[Finding]:
+def missing_patterns(table: ClientTable) -> Iterator[Finding]:
     """Columns that some clients never have, and others always."""
     sizes = np.bincount(table.owner)
     for name, values in table.values.items():
@@ -327,7 +327,7 @@ def missing_patterns(table: Table) -> Iterator[Finding]:
                 yield Finding(name, f"missing in all rows of {who}, in none of {whom}")
 
 
-def dates(table: Table) -> Iterator[Finding]:
+def dates(table: ClientTable) -> Iterator[Finding]:
     """Dates in the future, and after the time of their row."""
     limits = {"in the future": np.datetime64("today", "D").astype(int) + 1}
     if table.dataset.time is not None:
@@ -339,7 +339,7 @@ def dates(table: Table) -> Iterator[Finding]:
                 yield Finding(name, f"{late} dates are {what}")
 
 
-def _alike(table: Table, values: np.ndarray) -> float:
+def _alike(table: ClientTable, values: np.ndarray) -> float:
     """How alike neighbors in this order are in the target; 0 where it may be chance."""
     order = np.lexsort((values, table.owner))
     order = order[~np.isnan(values[order])]
@@ -350,13 +350,13 @@ def _alike(table: Table, values: np.ndarray) -> float:
     return alike if alike > max(ALIKE, SURE / pairs**0.5) else 0.0
 
 
-def series(table: Table) -> Iterator[Finding]:
+def series(table: ClientTable) -> Iterator[Finding]:
     """A column of time, or the order of rows, along which targets are alike."""
     if table.dataset.time is not None:
         return
     moments = {}
     for name, own, owner in table.present("date", "standardize"):
-        many = len(own) >= 2 * len(np.unique(own)) and _is_whole(own)
+        many = _is_whole(own) and len(own) >= 2 * len(np.unique(own))
         once = many and len(own) == _count_pairs(owner, own)
         if once or table.columns[name].kind == "date" or _TIME.fullmatch(name.lower()):
             moments[name] = table.values[name]
@@ -373,7 +373,7 @@ def series(table: Table) -> Iterator[Finding]:
             return
 
 
-LOOKS: tuple[Callable[[Table], Iterator[Finding]], ...] = (
+LOOKS: tuple[Callable[[ClientTable], Iterator[Finding]], ...] = (
     copies,
     client_columns,
     identifiers,
