@@ -178,7 +178,7 @@ def test_the_folder_is_the_run_that_it_deploys(interrupted, tmp_path):
     assert main(["show", str(found.folder)]) == 0
     nothing = tmp_path / "nothing"
     nothing.mkdir()
-    (nothing / "auto.json").write_text('{"deploy": null}')
+    (nothing / "auto.json").write_text('{"deploy": null, "verdict": []}')
     with pytest.raises(RunError, match="deploys nothing"):
         fb.load(nothing)
 

@@ -142,12 +142,12 @@ def _tiles(files: AutoFiles) -> list[Plain]:
         },
     ]
     if worth := state.get("worth"):
+        _, _, ends = worth["said"].partition(" (")
         tiles.append(
             {
                 "words": f"{files.title(choice['candidate'])} is worth".capitalize(),
                 "value": worth["said"].split(" (")[0].replace(" the rows", ""),
-                "more": "the rows of training alone; 95 % interval "
-                f"{worth['low']:.1f} to {worth['high']:.1f}",
+                "more": f"the rows of training alone{' (' + ends if ends else ''}",
                 "tone": None,
             }
         )
@@ -344,5 +344,5 @@ def _client(files: AutoFiles, row: Row) -> Plain:
         "tone": tone,
         "verdict": lines,
         "tiles": [],
-        "sections": [one for one in sections if one],
+        "sections": sections,
     }

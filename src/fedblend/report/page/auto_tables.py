@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from fedblend.report.page.run_values import Plain
 from fedblend.report.verdict import MINUS
 
-MOST_SHOWN = 40
-"""Clients of a table."""
+MOST_SHOWN, MANY = 20, 10
+"""Clients of a table, and clients of which the widest intervals are cut off."""
 SIDE_BY_SIDE = 6
 """Clients whose coefficients have a column each."""
 MISSING = "\N{EN DASH}"
+BEYOND = "nothing beyond chance"
+"""Why a client differs that does not."""
 Row = dict[str, str]
 
 
@@ -97,7 +99,8 @@ def draw_intervals(
     """Intervals around zero, drawn on one scale; None where one is not known."""
     ends = [of(row) for row in rows]
     known = [one for one in ends if all(map(math.isfinite, one))]
-    most = 1.05 * max((abs(value) for one in known for value in one), default=1.0)
+    sizes = sorted(max(map(abs, one)) for one in known) or [1.0]
+    most = 1.05 * sizes[-1 if len(sizes) <= MANY else int(0.9 * len(sizes))]
     return [
         [*one, most or 1.0] if all(map(math.isfinite, one)) else None for one in ends
     ]
@@ -177,9 +180,13 @@ def why_section(files: AutoFiles) -> Plain | None:
     """Why each client differs; the worst predicted ones come first."""
     if not files.why:
         return None
+    clear = [row for row in files.why if row["why"] != BEYOND]
+    named = clear or files.why
     shown, more = _some(
-        sorted(files.why, key=lambda row: -as_number(row["loss"])), "why.csv"
+        sorted(named, key=lambda row: -as_number(row["loss"])), "why.csv"
     )
+    if others := len(files.why) - len(named):
+        more = [*more, {"lines": [f"{others:,} others: {BEYOND}."]}]
     rows = [
         [
             row["client"],
@@ -215,14 +222,18 @@ def _off(row: Row, share: bool) -> list[float]:
 
 
 def calibration_section(files: AutoFiles) -> Plain | None:
-    """What was observed and expected of each client; the farthest come first."""
+    """What was observed and expected of each client; those that are off come first."""
     clients = [row for row in files.clients if row.get("expected")]
     if not clients:
         return None
     share, text = files.state.get("outcome") is not None, _target_text(files.state)
-    shown, more = _some(
-        sorted(clients, key=lambda row: -abs(_off(row, share)[0])), "clients.csv"
-    )
+
+    def is_off(row: Row) -> bool:
+        _, low, high = _off(row, share)
+        return not low <= 0 <= high
+
+    ordered = sorted(clients, key=lambda row: (not is_off(row), -int(row["rows"])))
+    shown, more = _some(ordered, "clients.csv")
     pictures = draw_intervals(shown, lambda row: _off(row, share))
     rows = []
     for row, picture in zip(shown, pictures, strict=True):
@@ -240,7 +251,9 @@ def calibration_section(files: AutoFiles) -> Plain | None:
         "calibration",
         "Calibration",
         f"Rows predicted by {files.title(files.choice['method'])}, which was fitted to "
-        "the other four fifths of all rows.",
+        f"the other four fifths of all rows. {sum(map(is_off, clients)):,} of "
+        f"{len(clients):,} clients are off by more than their interval; by chance "
+        "alone it would be one of 20.",
         table_block(
             ["Client", "Is", "Observed", "Expected", f"{what} (95 %)", "less ← → more"],
             rows,

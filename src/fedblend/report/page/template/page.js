@@ -71,6 +71,7 @@ function blockOf(block) {
 }
 
 function showSections(content) {
+  document.documentElement.dataset.texts = "yes";
   if (content.kind) document.getElementById("kind").textContent = content.kind;
   document.getElementById("about").textContent = content.about;
   document.getElementById("tiles").replaceChildren(...content.tiles.map((one) => tileOf(one.words, one.value, one.more, one.tone)));
