@@ -429,10 +429,8 @@ def check_sizes(config: Config, clients: int, dim: int) -> None:
 
 def _warnings(config: Config, clients: int, needs: Needs) -> list[str]:
     """What is odd about the tables, but no error; ``needs`` are the algorithm's."""
-    packed, found = config.compress, []
-    if packed is not None:
-        found = compress.feedback_warnings(packed, needs)
-    hidden, table = config.privacy, config.central
+    hidden, table, packed = config.privacy, config.central, config.compress
+    found = [] if packed is None else compress.feedback_warnings(packed, needs)
     if hidden is not None and hidden.delta >= 1 / clients:
         found.append(
             f"privacy.delta: {hidden.delta:g} is not below 1/{clients}; it would allow "
