@@ -126,9 +126,11 @@ def test_the_page_of_a_client_answers(tmp_path: Path, name, tone, said):
     assert content["verdict"][1].endswith("is to train alone.")
 
 
-def test_an_unknown_client_is_one_line(tmp_path: Path):
+def test_a_client_is_found_by_name_or_id(tmp_path: Path):
+    folder = write_auto(tmp_path / "one")
+    assert client_content(folder, "1")["title"] == "south"
     with pytest.raises(RunError, match=r"has no client 'nort'; .*north"):
-        client_content(write_auto(tmp_path / "one"), "nort")
+        client_content(folder, "nort")
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def _leaves(files: AutoFiles) -> Plain | None:
     rounds = int(read_summary(folder)["runs"][0]["round"])
     bits, title = methods[name].get("bits_per_client"), files.title(name)
     up = read_summary(folder)["runs"][0]["bits"]["up_per_client"]["mean"]
-    clients, inputs = len(files.clients), files.state["seen"]["inputs"]
+    clients, inputs = (files.state["seen"][key] for key in ("clients", "inputs"))
     lines = [
         f"With {title}, in each of {rounds} rounds: "
         f"{up / rounds / NUMBER_BITS:,.0f} numbers ({human_bits(up / rounds)}), "
@@ -300,6 +300,8 @@ def auto_client_content(files: AutoFiles, client: str) -> Plain:
         RunError: there is no such client, or a file is damaged.
     """
     names = [row["client"] for row in files.clients]
+    if client not in names and client.isdecimal() and int(client) < len(names):
+        client = names[int(client)]
     if client not in names:
         raise RunError(f"{files.path}: has no client {client!r}; {hint(client, names)}")
     try:
