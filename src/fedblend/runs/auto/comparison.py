@@ -43,6 +43,8 @@ TUNING = 0.5
 """Part of the time budget for choosing settings."""
 TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
 """Parts of the time for tuning that a method of each model has."""
+LEAST_SECONDS = 20.0
+"""What kept runs may take, if there is time; more only if the comparison took more."""
 SAID = (" columns make ", "that look like an index", "that alone tell the target")
 """In warnings about columns, which are described, or looked at more closely."""
 MOST_ENTRIES = 1000
@@ -197,13 +199,14 @@ class AutoComparison:
             "validation rows."
         )
         spent, total = 0.0, sum(TIME[one.model] for one in compared)
+        begun = self._time
         for candidate in compared:
             title = candidate.title
             if candidate.name not in ALWAYS and self._time > TUNING * self.seconds:
                 state["left_out"].append(title)
                 continue
             spent += TIME[candidate.model]
-            until = TUNING * self.seconds * spent / total
+            until = begun + (TUNING * self.seconds - begun) * spent / total
             if not contest.evaluate(candidate, self._left(until)):
                 state["left_out"].append(title)
                 continue
@@ -247,7 +250,8 @@ class AutoComparison:
         # Runs that are compared have the same splits.
         few = min(self.state["methods"][name]["splits"] for name in kept)
         configs = [self._config(name, seeds, kind=self.state["kind"]) for name in kept]
-        fit = count_affordable(configs, self.state["seen"], self.seconds - self._time)
+        left = min(self.seconds - self._time, max(self._time, LEAST_SECONDS))
+        fit = count_affordable(configs, self.state["seen"], left)
         if fit < few:
             self._say(f"Kept runs have {fit} of {few} splits, for lack of time.")
         seeds = seeds[: min(few, fit)]

@@ -32,7 +32,7 @@ BATCHES, LEAST, MOST = 16, 128, 1024
 """Rounds in which all rows are read once, and the rows of a round, if it may be so."""
 RATES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "network": ((1e-3, 0.0), (3e-3, 0.0), (1e-2, 0.0)),
-    "network_level": ((1e-3, 0.03), (3e-3, 0.03), (3e-3, 0.1)),
+    "network_level": ((1e-3, 0.03), (3e-3, 0.03), (1e-3, 0.01)),
     "network_head": ((1e-3, 0.003), (3e-3, 0.003), (3e-3, 0.01)),
 }
 """The rate of Adam at the server, and that of a client's own part."""
