@@ -120,13 +120,24 @@ def find_run(path: Path) -> Folder:
     """
     if not (path / AUTO).is_file():
         return Folder(path)
-    method = read_comparison(path)["deploy"]
+    state = read_comparison(path)
+    refuse_survival(path, state)
+    method = state["deploy"]
     if method is None:
         raise RunError(
             f"{path}: this comparison deploys nothing; a run in {path / 'runs'} can be "
             "named instead"
         )
     return Folder(path / "runs" / str(method))
+
+
+def refuse_survival(path: Path, state: Mapping[str, Any]) -> None:
+    """Refuse a comparison of times until an event, which keeps no run."""
+    if state.get("kind") == "survival":
+        raise RunError(
+            f"{path}: holds models of times until an event, in models.json; there is "
+            "no run and no page of them"
+        )
 
 
 def read_comparison(path: Path) -> dict[str, Any]:

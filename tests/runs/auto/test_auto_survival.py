@@ -94,6 +94,11 @@ def test_a_finished_comparison_is_said_again(found, tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "Deploy FedAvg" in said and "Kaplan-Meier" in said and "page:" not in said
+    table = str(auto.folder / "table.csv")
+    for words in (["report"], ["predict", table]):
+        words.insert(1, str(auto.folder))
+        assert main(words) == 2
+        assert "holds models of times until an event" in capsys.readouterr().err
 
 
 def test_without_effects_nothing_is_deployed(tmp_path, monkeypatch):

@@ -32,7 +32,14 @@ from fedblend.report.page.auto_tables import (
 )
 from fedblend.report.page.run_values import DAMAGED, Plain
 from fedblend.report.tables import human_bits
-from fedblend.runs.run_folder import AUTO, Folder, read_json, read_summary, read_table
+from fedblend.runs.run_folder import (
+    AUTO,
+    Folder,
+    read_json,
+    read_summary,
+    read_table,
+    refuse_survival,
+)
 from fedblend.stats.intervals import LEVEL
 
 ALONE = local_only.__name__
@@ -49,6 +56,7 @@ def read_auto(path: Path) -> AutoFiles | None:
     if not (path / AUTO).is_file():
         return None
     state = read_json(path / AUTO)
+    refuse_survival(path, state)
     if not state.get("verdict") or not state.get("findings"):
         return None
     files = [path / f"{name}.csv" for name in ("clients", "why", "effects")]

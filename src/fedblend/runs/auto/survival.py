@@ -124,7 +124,7 @@ class SurvivalComparison:
         )
         known: Any = self.state["methods"]
         contest = Contest.read(self.request, chosen, tested, known)  # type: ignore
-        self.state |= {"metric": contest.metric, "criterion": contest.criterion}
+        self.state |= {"metric": contest.metric, "kind": contest.table.task.kind}
         self.state["left_out"] = []
         for candidate in METHODS:
             contest.evaluate(candidate, self._left)
