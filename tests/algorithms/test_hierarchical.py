@@ -14,6 +14,7 @@ from fedblend.errors import UserError
 from fedblend.runs.auto.candidates import ROUNDS
 from fedblend.runs.auto.linear import PooledRows, hierarchical_models
 from fedblend.trees import precision
+from loopback import LoopbackFederation
 
 COUNTS = np.array([30, 12, 45, 8, 21])
 WORK = fb.Work(1.0, steps=8, batch_size=None)
@@ -70,17 +71,47 @@ def models(kind, rounds, work=WORK, **options):
 def test_rounds_end_at_the_solution(kind, rounds, options):
     """One round for squared errors; NumPy has all variables in one place.
 
-    A message has the gradient, and half of the Hessian.
+    A message has the gradient, half of the Hessian, and the number of rows.
     """
     run, found, expected = models(kind, rounds, **options)
     if kind == "regression":
-        assert set(run.bits().up) == {32 * (4 * 7 // 2)}
+        assert set(run.bits().up) == {32 * (4 * 7 // 2 + 1)}
     if kind == "classes":  # the same number may be added to all classes
         found, expected = (
             one.reshape(5, 3, 4) - one.reshape(5, 3, 4).mean(axis=1, keepdims=True)
             for one in (found, expected)
         )
     np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("secure", [None, {"least": 3}])
+def test_one_round_on_nodes_is_one_letter(secure, tmp_path):
+    """Bit for bit the simulator's models; masked sums differ by their rounding.
+
+    Clients have 8 to 45 rows: what weighs them is in what they send.
+    """
+    data, options = federation("regression"), {"level": 0.7, "slopes": 0.2}
+    model = fb.models.build("softmax", (3,), 1)
+    algorithm = fb.algorithms.hierarchical(
+        fb.losses.squared_error(model.apply), WORK._replace(steps=1), **options
+    )
+    what = algorithm, model.init(jax.random.key(0)), data, jax.random.key(0)
+    done = fb.simulate(*what, rounds=1).complete()
+    rules = {"rounds": 1, "cohort": 5, "every": 1, "secure": secure}
+    nodes = LoopbackFederation(*what, tmp_path, **rules)
+    server = nodes.complete(nodes.server())
+    if secure is None:
+        for found, expected in zip(
+            jax.tree.leaves(server.shared), jax.tree.leaves(done.shared), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)
+    # Named leaves, the intercept first.
+    found = [
+        np.concatenate([np.ravel(own[name]) for name in sorted(own)])
+        for own in nodes.personal(server)
+    ]
+    expected = fb.one_letter(data, **options, folds=1, standardize=False, fewest_rows=0)
+    np.testing.assert_allclose(found, expected.coefficients, atol=1e-5)
 
 
 def excess(seed, noise, scale, level, slopes, ridge, rounds):

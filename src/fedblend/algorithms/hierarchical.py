@@ -16,18 +16,19 @@ FedAvg looks for, ``slopes = 0`` one model with own intercepts. A round, with
 d_i = V^(1/2) u_i::
 
     u_i    <- ``steps`` Newton steps on  f_i(shared + V^(1/2) u) + |u|^2 / (2 n_i)
-    sends     gradient and Hessian of that minimum as a function of shared
-    shared <- shared - rate * (mean Hessian + R)^-1 (mean gradient + R shared)
+    sends     n_i, and n_i times that minimum's gradient and Hessian in shared
+    shared <- shared - rate * (sum Hessian + N R)^-1 (sum gradient + N R shared)
 
     personal_i = shared + V^(1/2) u_i
 
-For squared errors one round of one step is exact. Classes take about 8 rounds, and up
-to 16 where inputs separate them and penalties are small: scores grow by about one per
-round. A message has p (p + 3) / 2 numbers for p parameters: this is for models of at
-most some hundreds. A client with fewer rows than parameters can be read from it: its
-Hessian has these rows' span. Nodes refuse that. Clients keep no state. With
-``share = False`` nothing travels: every client has the ridge regression of its own
-rows, with d_i from the initial parameters.
+For squared errors one round of one step is exact: ``fb.one_letter`` for variances that
+are known. The server needs sums alone, which secure sums hide. Classes take about 8
+rounds, and up to 16 where inputs separate them and penalties are small: scores grow by
+about one per round. A message has p (p + 3) / 2 + 1 numbers for p parameters: this is
+for models of at most some hundreds. A client with fewer rows than parameters can be
+read from it: its Hessian has these rows' span. Nodes refuse that. Clients keep no
+state. With ``share = False`` nothing travels: every client has the ridge regression of
+its own rows, with d_i from the initial parameters.
 
 Where this differs from the paper: L2GD takes random gradient steps toward the same
 optimum.
@@ -156,8 +157,11 @@ def hierarchical(
         curve = curve - cross @ solved[:, :-1]
         places = jnp.triu_indices(len(slope))
         gradient = trees.add_where_given(raw, down.correction)
+        sums = found.rows * jnp.append(curve[places], 1)
         return Up(
-            gradient, mean_gradient=raw, extra={"hierarchical": curve[places]}
+            trees.scale(found.rows, gradient),
+            mean_gradient=raw,
+            extra={"hierarchical": sums},
         ), client
 
     def server(aggregate, down, server, central, key):
@@ -165,14 +169,12 @@ def hierarchical(
             return down, server
         shared, layout = trees.ravel(down.shared)
         wide = jnp.promote_types(shared.dtype, jnp.float32)
-        penalty = _fill_kinds(down.shared, 0.0, ridge)
+        sums = aggregate.mean.extra["hierarchical"]
+        sums, rows = sums[:-1], sums[-1]
+        penalty = rows * _fill_kinds(down.shared, 0.0, ridge)
         gradient = trees.ravel(aggregate.mean.delta)[0] + penalty * shared
         places = jnp.triu_indices(len(shared))
-        upper = (
-            jnp.zeros((len(shared),) * 2, shared.dtype)
-            .at[places]
-            .set(aggregate.mean.extra["hierarchical"])
-        )
+        upper = jnp.zeros((len(shared),) * 2, shared.dtype).at[places].set(sums)
         curve = upper + jnp.triu(upper, 1).T + jnp.diag(penalty)
         # Softmax leaves a direction free, in which rounding alone would decide: no step
         # there, and the optimum stays.
@@ -187,9 +189,9 @@ def hierarchical(
         found, layout = own(down.shared if share else client.start, shard, key)
         return trees.unravel(found.model, layout)
 
-    found = Algorithm(
-        enroll, start_with_params, client, server, personal, needs=Needs(mean=True)
-    )
+    # Clients weigh by what they send.
+    needs = Needs(mean=True, uniform=True, weights="uniform")
+    found = Algorithm(enroll, start_with_params, client, server, personal, needs=needs)
     if share:
         return found
     return found._replace(

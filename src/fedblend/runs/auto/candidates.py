@@ -23,10 +23,10 @@ MODEL = "softmax"
 """Linear in its inputs; with one output it is logistic or linear regression."""
 NEWTON = {"rate": 1.0, "batch_size": "all"}
 SLOW = (16, 10)
-ROUNDS = {"regression": (2, 2), "binary": SLOW, "classes": SLOW, "counts": SLOW}
+ROUNDS = {"regression": (1, 1), "binary": SLOW, "classes": SLOW, "counts": SLOW}
 """Rounds, and Newton steps of a client in each, after which a model is at its optimum;
-for squared errors the second ones only remove what rounding left. Classes that inputs
-separate take a round for each unit by which scores grow."""
+for squared errors one of each is exact. Classes that inputs separate take a round for
+each unit by which scores grow."""
 ALONE_STEPS = 16
 """Newton steps of training alone, where no round follows."""
 GRADIENT = {
