@@ -50,19 +50,18 @@ class Headline(NamedTuple):
     gain: GainSummary | None
 
 
-def headline(summary: dict[str, Any], metric: str | None = None) -> Headline | None:
+def headline(summary: dict[str, Any]) -> Headline | None:
     """The headline of a finished run; None where nothing was measured.
 
     Args:
         summary: the content of ``summary.json``.
-        metric: what to judge by; the main metric if None.
     """
     runs = summary["runs"]
     splits = measures.main_splits(runs)
     if not splits or not any(runs[-1]["measures"][splits[0]].values()):
         return None
     split = splits[0]
-    metric = metric or measures.list_metrics(runs, split)[0]
+    metric = measures.list_metrics(runs, split)[0]
     models = {
         model: measures.mean_over_seeds(runs, "measures", split, model, metric, "mean")
         for model in measures.MODELS

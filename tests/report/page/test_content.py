@@ -119,12 +119,6 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, file: str, text: str):
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_metric_that_a_run_lacks_is_not_shown_first(run_folder: Path):
-    content = page_content([run_folder], metric="auc")
-    assert content["metric"] is None
-    assert content["runs"][0]["headline"]["metric"] == "accuracy"
-
-
 def test_what_was_done_to_columns_is_shown(tmp_path: Path):
     folder = write_run(tmp_path / "run").path
     column = {"name": "age", "kind": "number", "seen": "3 missing", "done": "as it is"}

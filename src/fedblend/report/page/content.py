@@ -36,18 +36,12 @@ MOST_TESTS = 300_000
 """Clients times pairs of runs that are tested while a page is made."""
 
 
-def page_content(
-    paths: Sequence[Path],
-    verdict: Sequence[str] = (),
-    *,
-    metric: str | None = None,
-) -> Plain:
+def page_content(paths: Sequence[Path], verdict: Sequence[str] = ()) -> Plain:
     """The content of a page about runs.
 
     Args:
         paths: folders of runs.
         verdict: sentences to show on top instead of those from the summaries.
-        metric: the metric of the verdict, shown first; the main one if None.
     """
     auto = read_auto(paths[0]) if len(paths) == 1 and not verdict else None
     if auto is not None:
@@ -57,15 +51,13 @@ def page_content(
     if not runs:
         raise RunError("no run to report: name the folder of at least one")
     abouts = list(map(describe_run, runs, labels))
-    if any(metric not in [of["name"] for of in one["metrics"]] for one in abouts):
-        metric = None
-    heads = [_headline(run, metric) for run in runs]
+    heads = list(map(_headline, runs))
     points = min(MOST_POINTS, max(MOST_CURVE_POINTS // len(runs), 50))
     room = MOST_CELLS // len(runs)
     plain = [
         run_results(*one, points, room) for one in zip(runs, abouts, heads, strict=True)
     ]
-    pairs, untested = _differences(runs, labels, metric)
+    pairs, untested = _differences(runs, labels)
     if len(runs) == 1:
         with refuse_damage(runs[0]):
             tone, lines = words.sentences(runs[0].summary, runs[0].clients)
@@ -77,7 +69,6 @@ def page_content(
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "tone": tone,
         "verdict": list(verdict) or lines,
-        "metric": metric,
         "status": STATUS,
         "differences": pairs,
         "untested": untested,
@@ -86,7 +77,7 @@ def page_content(
 
 
 def _differences(
-    runs: Sequence[RunFiles], labels: Sequence[str], metric: str | None
+    runs: Sequence[RunFiles], labels: Sequence[str]
 ) -> tuple[list[Plain], str | None]:
     """All pairs of runs and training alone, tested; or why there is no test."""
     count = len(runs) * (len(runs) + 1) // 2
@@ -99,7 +90,7 @@ def _differences(
         return [], "these are too many runs and clients to test on a page"
     folders = {label: run.folder.path for label, run in zip(labels, runs, strict=True)}
     try:
-        tested = pair_differences(contenders(folders), metric and [metric])
+        tested = pair_differences(contenders(folders))
     except RunError as error:
         return [], str(error)
     return [
@@ -121,9 +112,9 @@ def _labels(runs: Sequence[RunFiles]) -> list[str]:
     return names
 
 
-def _headline(run: RunFiles, metric: str | None) -> words.Headline | None:
+def _headline(run: RunFiles) -> words.Headline | None:
     with refuse_damage(run):
-        return None if run.summary is None else words.headline(run.summary, metric)
+        return None if run.summary is None else words.headline(run.summary)
 
 
 def _compare_heads(

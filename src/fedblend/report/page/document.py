@@ -39,7 +39,6 @@ def write_page(
     out: Path,
     *,
     verdict: Sequence[str] = (),
-    metric: str | None = None,
     client: str | None = None,
 ) -> Path:
     """Write the report of runs as one HTML file.
@@ -48,7 +47,6 @@ def write_page(
         folders: run folders; one that holds ``runs`` stands for those in it.
         out: the file to write.
         verdict: sentences to show on top instead of those from the summaries.
-        metric: the metric of the verdict, shown first; the main one if None.
         client: write the page for this client, by id or name, about itself: it holds
             nothing of other clients, and not ``verdict``, which may name them.
 
@@ -59,7 +57,7 @@ def write_page(
         RunError: a folder holds no run, or a damaged one, or there is no such client.
     """
     if client is None:
-        content = page_content(folders, verdict, metric=metric)
+        content = page_content(folders, verdict)
     elif len(folders) == 1:
         content = client_content(folders[0], client)
     else:

@@ -81,7 +81,7 @@ function showSections(content) {
 
 function firstState(content) {
   const run = content.runs.find((one) => one.metrics.length);
-  return { metric: content.metric || run?.metrics[0].name, split: run?.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
+  return { metric: run?.metrics[0].name, split: run?.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
     run: null, scatter: "train", selected: null, only: "all" };
 }
 
