@@ -211,6 +211,12 @@ def test_request_has_what_was_done_and_keep_undoes_it(visits):
         look_at(data, visits._replace(keep=("z",)))
 
 
+def test_letters_by_time_are_refused(visits):
+    """Their folds are random."""
+    with pytest.raises(DataError, match="once: holds out rows at random"):
+        fb.auto(visits.table, client="clinic", target="y", once=True, time="year")
+
+
 def test_the_run_that_is_kept_has_the_rows_of_the_comparison(visits):
     """By time and by group; the configuration says how."""
     for asked in ({"time": "year"}, {"group": "patient_no"}):

@@ -72,7 +72,7 @@ def auto(
     if scale not in SCALES:
         raise UserError("scale", scale, '"log" or "linear"')
     if once and (time or group):
-        raise UserError("once", once, "false with time or group: its folds are random")
+        raise DataError("once: holds out rows at random; leave out time and group")
     columns = tuple(inputs), tuple(drop)
     asked = Request(path, client, target, kind, *columns, scale, once or None)
     request = asked._replace(keep=tuple(keep), time=time, group=group, event=event)

@@ -52,7 +52,7 @@ _TIME = re.compile(r"(.*[ _.-])?(year|date|time|month|week|day|hour|wave|period)
 _ID = re.compile(r"(.*[ _.-])?(no|nr|num|number|code|key|mrn|ssn|fips|zip|\w*id)")
 
 
-class Finding(NamedTuple):
+class ColumnFinding(NamedTuple):
     """What was seen in a column, and what was done."""
 
     column: str
@@ -90,7 +90,7 @@ class ClientTable(NamedTuple):
                 yield name, values[there], self.owner[there]
 
 
-def look(dataset: Dataset, keep: Sequence[str] = ()) -> list[Finding]:
+def look(dataset: Dataset, keep: Sequence[str] = ()) -> list[ColumnFinding]:
     """What all looks find; ``keep`` names columns that stay as they are."""
     targets = dataset.rows[1]
     if dataset.schema is None or dataset.keys is None:
@@ -130,7 +130,7 @@ def _is_recoded(first: np.ndarray, second: np.ndarray) -> bool:
     return pairs == len(np.unique(first)) == len(np.unique(second))
 
 
-def copies(table: ClientTable) -> Iterator[Finding]:
+def copies(table: ClientTable) -> Iterator[ColumnFinding]:
     """Columns that alone tell the target: the same in other words, or nearly so."""
     targets = table.dataset.rows[1]
     for name, how in leaks(table.dataset).items():
@@ -143,12 +143,12 @@ def copies(table: ClientTable) -> Iterator[Finding]:
             same = _is_recoded(values[there], targets[there])
             same |= _is_recoded(there, targets)
         if same:
-            yield Finding(name, f"is the target in other words ({how})", "drop")
+            yield ColumnFinding(name, f"is the target in other words ({how})", "drop")
         else:
-            yield Finding(name, f"alone tells the target ({how})")
+            yield ColumnFinding(name, f"alone tells the target ({how})")
 
 
-def client_columns(table: ClientTable) -> Iterator[Finding]:
+def client_columns(table: ClientTable) -> Iterator[ColumnFinding]:
     """Columns that are the same in all rows of a client."""
     describing = []
     for name, own, owner in table.present("standardize", "flag", "one_hot"):
@@ -162,12 +162,12 @@ def client_columns(table: ClientTable) -> Iterator[Finding]:
             continue
         numbers = table.columns[name].encoding == "standardize"
         if len(counts) == clients and (not numbers or _names_things(name, own)):
-            yield Finding(name, f"names the client, {clients} values", "drop")
+            yield ColumnFinding(name, f"names the client, {clients} values", "drop")
         else:
             describing.append(name)
     if describing:
         what = "the same in all rows of a client, so no help to models of one client"
-        yield Finding(", ".join(describing), what)
+        yield ColumnFinding(", ".join(describing), what)
 
 
 def _names_things(name: str, values: np.ndarray) -> bool:
@@ -181,7 +181,7 @@ def _is_id(name: str) -> bool:
     return _ID.fullmatch(words) is not None
 
 
-def identifiers(table: ClientTable) -> Iterator[Finding]:
+def identifiers(table: ClientTable) -> Iterator[ColumnFinding]:
     """Whole numbers that name rows, or groups of rows within a client."""
     draw = generator(0, "identifiers")
     for name, own, owner in table.present("standardize"):
@@ -210,17 +210,17 @@ def identifiers(table: ClientTable) -> Iterator[Finding]:
             what, sure = f"{different} codes, by its name", False
         else:
             continue
-        yield Finding(name, what, "drop" if sure else "")
+        yield ColumnFinding(name, what, "drop" if sure else "")
 
 
-def split_names(table: ClientTable) -> Iterator[Finding]:
+def split_names(table: ClientTable) -> Iterator[ColumnFinding]:
     """Columns that say which part of somebody's split a row is in."""
     for name in table.values:
         if {"train", "test"} <= {one.lower() for one in table.columns[name].categories}:
-            yield Finding(name, "names the parts of a split", "drop")
+            yield ColumnFinding(name, "names the parts of a split", "drop")
 
 
-def missing_numbers(table: ClientTable) -> Iterator[Finding]:
+def missing_numbers(table: ClientTable) -> Iterator[ColumnFinding]:
     """Numbers such as 0, -1 and 999, far from all others, that several rows have."""
     for name, own, owner in table.present("standardize"):
         different = np.unique(own)
@@ -239,7 +239,7 @@ def missing_numbers(table: ClientTable) -> Iterator[Finding]:
                     f"{rest.max():g}"
                 )
                 sure = far >= FAR * unit
-                yield Finding(name, what, f"{MISSING}{code:g}" if sure else "")
+                yield ColumnFinding(name, what, f"{MISSING}{code:g}" if sure else "")
 
 
 def _within(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
@@ -265,7 +265,7 @@ def _residual(inputs: Sequence[np.ndarray], target: np.ndarray) -> np.ndarray:
     return target - matrix @ np.linalg.solve(square, matrix.T @ target)
 
 
-def codes(table: ClientTable) -> Iterator[Finding]:
+def codes(table: ClientTable) -> Iterator[ColumnFinding]:
     """Few whole numbers whose categories tell more of the target, by least squares."""
     step = max(len(table.owner) // MOST_ROWS, 1)
     owner, target = table.owner[::step], _target(table)[::step]
@@ -287,10 +287,10 @@ def codes(table: ClientTable) -> Iterator[Finding]:
         gain = 2 * free * np.log(without / left) - 2 * (len(inputs) - 2)
         if gain > CLEAR:
             what = f"{len(inputs)} whole numbers that tell more as categories"
-            yield Finding(name, what, "one_hot")
+            yield ColumnFinding(name, what, "one_hot")
 
 
-def sums(table: ClientTable) -> Iterator[Finding]:
+def sums(table: ClientTable) -> Iterator[ColumnFinding]:
     """Columns that together make a target that is a number."""
     if table.dataset.kind in CLASSES:
         return
@@ -309,10 +309,12 @@ def sums(table: ClientTable) -> Iterator[Finding]:
     if told > TOGETHER and len(chosen) > 1:
         for name in chosen:
             others = ", ".join(one for one in chosen if one != name)
-            yield Finding(name, f"makes the target with {others} (R^2 {told:.4f})")
+            yield ColumnFinding(
+                name, f"makes the target with {others} (R^2 {told:.4f})"
+            )
 
 
-def missing_patterns(table: ClientTable) -> Iterator[Finding]:
+def missing_patterns(table: ClientTable) -> Iterator[ColumnFinding]:
     """Columns that some clients never have, and others always."""
     sizes = np.bincount(table.owner)
     for name, values in table.values.items():
@@ -324,10 +326,12 @@ def missing_patterns(table: ClientTable) -> Iterator[Finding]:
             always = (absent == 0) & ((1 - share) ** sizes < np.exp(-BROKEN))
             if never.any() and always.any():
                 who, whom = (list_some([*table.names[of]]) for of in (never, always))
-                yield Finding(name, f"missing in all rows of {who}, in none of {whom}")
+                yield ColumnFinding(
+                    name, f"missing in all rows of {who}, in none of {whom}"
+                )
 
 
-def dates(table: ClientTable) -> Iterator[Finding]:
+def dates(table: ClientTable) -> Iterator[ColumnFinding]:
     """Dates in the future, and after the time of their row."""
     limits = {"in the future": np.datetime64("today", "D").astype(int) + 1}
     if table.dataset.time is not None:
@@ -336,7 +340,7 @@ def dates(table: ClientTable) -> Iterator[Finding]:
         for what, limit in limits.items():
             late = np.count_nonzero(table.values[name] > limit)
             if late:
-                yield Finding(name, f"{late} dates are {what}")
+                yield ColumnFinding(name, f"{late} dates are {what}")
 
 
 def _alike(table: ClientTable, values: np.ndarray) -> float:
@@ -350,7 +354,7 @@ def _alike(table: ClientTable, values: np.ndarray) -> float:
     return alike if alike > max(ALIKE, SURE / pairs**0.5) else 0.0
 
 
-def series(table: ClientTable) -> Iterator[Finding]:
+def series(table: ClientTable) -> Iterator[ColumnFinding]:
     """A column of time, or the order of rows, along which targets are alike."""
     if table.dataset.time is not None:
         return
@@ -369,11 +373,11 @@ def series(table: ClientTable) -> Iterator[Finding]:
                 "; if it is time, random test rows flatter: --time COLUMN tests the "
             )
             what += "last ones"
-            yield Finding(name, what)
+            yield ColumnFinding(name, what)
             return
 
 
-LOOKS: tuple[Callable[[ClientTable], Iterator[Finding]], ...] = (
+LOOKS: tuple[Callable[[ClientTable], Iterator[ColumnFinding]], ...] = (
     copies,
     client_columns,
     identifiers,

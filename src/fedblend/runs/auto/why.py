@@ -68,13 +68,15 @@ class Fault(NamedTuple):
 
     column: str
     what: str
-    """"unit" or "constant"."""
+    """"unit", "constant" or "missing"."""
     value: float
     """The factor of the unit, or the single value."""
     places: tuple[int, ...]
     """The inputs that the column makes."""
 
     def __str__(self) -> str:
+        if self.what == "missing":
+            return f"{self.column} is missing in all rows"
         if self.what == "constant":
             return f"{self.column} has one value only, {self.value:.4g}"
         size = f"{self.value:.3g} times as large as"
@@ -244,7 +246,7 @@ def fault_free(
 ) -> np.ndarray:
     """Values of an input at a client, mended."""
     others = np.delete(rows.inputs[:, 1 + fault.places[0]], np.r_[at])
-    if fault.what == "constant":
+    if fault.what != "unit":
         return np.full_like(values, others.mean())
     # Median and spread of the others; the same as a factor, whatever is standardized.
     (low, middle, high), (a, b, c) = (
@@ -296,7 +298,9 @@ def find_faults(
             shown = column.mean + column.scale * value if column.scaled else value
             if abs(shown) < 1e-5 * column.scale:  # of 32 bits
                 shown = 0.0
-            fault = Fault(column.name, "constant", float(shown), column.places)
+            # What is missing is the mean.
+            what = "missing" if column.scaled and value == 0.0 else "constant"
+            fault = Fault(column.name, what, float(shown), column.places)
             found.setdefault(client, []).append(fault)
         if column.scaled:
             raw = column.mean + column.scale * values[:, 0]
