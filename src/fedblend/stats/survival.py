@@ -41,7 +41,7 @@ class RiskSets:
         self.first = np.searchsorted(times[self.order], self.times)
         """The first row that is at risk at each event."""
 
-    def _at_risk(self, values: np.ndarray) -> np.ndarray:
+    def _sums_at_risk(self, values: np.ndarray) -> np.ndarray:
         """Sums over the rows at risk at each event; rows are in order of time."""
         return np.cumsum(values[::-1], axis=0)[::-1][self.first]
 
@@ -50,7 +50,7 @@ class RiskSets:
         ordered = scores[self.order]
         top = ordered.max(initial=0.0)
         risk = np.exp(ordered - top)
-        return risk, self._at_risk(risk), top
+        return risk, self._sums_at_risk(risk), top
 
     def loss(self, scores: np.ndarray) -> float:
         """Minus the logarithm of the partial likelihood."""
@@ -63,7 +63,7 @@ class RiskSets:
         """Gradient and Hessian of ``loss`` in the coefficients of inputs."""
         risk, total, _ = self._risks(scores)
         ordered = inputs[self.order]
-        means = self._at_risk(risk[:, None] * ordered) / total[:, None]
+        means = self._sums_at_risk(risk[:, None] * ordered) / total[:, None]
         hazard = np.cumsum(np.bincount(self.first, 1 / total, minlength=len(risk)))
         slope = (means - ordered[self.events]).sum(axis=0)
         return slope, (ordered.T * (risk * hazard)) @ ordered - means.T @ means

@@ -17,7 +17,6 @@ from fedblend.report.page.auto_tables import (
     MISSING,
     AutoFiles,
     Row,
-    as_number,
     calibration_section,
     clients_section,
     columns_section,
@@ -25,6 +24,7 @@ from fedblend.report.page.auto_tables import (
     effects_section,
     ends_of,
     interval_text,
+    parse_number,
     section,
     short,
     table_block,
@@ -188,7 +188,7 @@ def _methods(files: AutoFiles) -> Plain:
     ahead = [files.first, files.choice["candidate"]]
     place = {name: number for number, name in enumerate(dict.fromkeys(ahead))}
     order = sorted(
-        done, key=lambda name: (place.get(name, 2), as_number(done[name]["test"]))
+        done, key=lambda name: (place.get(name, 2), parse_number(done[name]["test"]))
     )
     metrics = [key for key in done[files.first].get("metrics", ())][1:]
     second = "auc" if "auc" in metrics else next(iter(metrics), None)

@@ -60,7 +60,7 @@ def table_block(
     return {"heads": list(heads), "rows": [list(row) for row in rows], "texts": texts}
 
 
-def as_number(text: Any) -> float:
+def parse_number(text: Any) -> float:
     """A cell as a number, NaN where it is empty."""
     return math.nan if text in ("", None) else float(text)
 
@@ -71,7 +71,7 @@ def short(value: Any, style: str = "#.4g") -> str:
     >>> short("0.38316"), short(-0.5, "+.2g"), short("")
     ('0.3832', '−0.5', '–')
     """
-    known = as_number(value)
+    known = parse_number(value)
     if not math.isfinite(known):
         return MISSING
     return f"{known:{style}}".rstrip(".").replace("-", MINUS, 1)
@@ -83,7 +83,7 @@ def percent(value: Any) -> str:
     >>> percent("0.4587")
     '45.9 %'
     """
-    known = as_number(value)
+    known = parse_number(value)
     return f"{100 * known:.1f} %" if math.isfinite(known) else MISSING
 
 
@@ -108,7 +108,7 @@ def draw_intervals(
 
 def ends_of(keys: Sequence[str]) -> Callable[[Plain], list[float]]:
     """A function of a row: the numbers under these keys."""
-    return lambda row: [as_number(row.get(key)) for key in keys]
+    return lambda row: [parse_number(row.get(key)) for key in keys]
 
 
 def _some(rows: Sequence[Row], file: str) -> tuple[Sequence[Row], list[Plain]]:
@@ -138,7 +138,7 @@ def clients_section(files: AutoFiles) -> Plain | None:
     state, share = files.state, _target_text(files.state)
     lost = sorted(
         files.clients,
-        key=lambda row: (row["verdict"] != "better alone", as_number(row["gain"])),
+        key=lambda row: (row["verdict"] != "better alone", parse_number(row["gain"])),
     )
     shown, more = _some(lost, "clients.csv")
     pictures = draw_intervals(shown, ends_of(CLIENT_GAIN))
@@ -183,7 +183,7 @@ def why_section(files: AutoFiles) -> Plain | None:
     clear = [row for row in files.why if row["why"] != BEYOND]
     named = clear or files.why
     shown, more = _some(
-        sorted(named, key=lambda row: -as_number(row["loss"])), "why.csv"
+        sorted(named, key=lambda row: -parse_number(row["loss"])), "why.csv"
     )
     if others := len(files.why) - len(named):
         more = [*more, {"lines": [f"{others:,} others: {BEYOND}."]}]
@@ -214,8 +214,8 @@ EXPECTED = ("target", "observed_low", "observed_high")
 
 def _off(row: Row, share: bool) -> list[float]:
     """Observed over expected less 1; of a number, observed less expected."""
-    expected = as_number(row.get("expected"))
-    found = [as_number(row.get(key)) for key in EXPECTED]
+    expected = parse_number(row.get("expected"))
+    found = [parse_number(row.get(key)) for key in EXPECTED]
     if not share:
         return [value - expected for value in found]
     return [value / expected - 1 if expected else math.nan for value in found]
@@ -275,7 +275,7 @@ def effects_section(files: AutoFiles) -> Plain | None:
     neutral = 1.0 if ratio else 0.0
 
     def ends(row: Plain) -> list[float]:
-        found = [as_number(row[key]) for key in EFFECT]
+        found = [parse_number(row[key]) for key in EFFECT]
         if not ratio:
             return found
         return [math.log(value) if value > 0 else math.nan for value in found]
@@ -287,7 +287,7 @@ def effects_section(files: AutoFiles) -> Plain | None:
         ]
 
     def is_clear(row: Row) -> bool:
-        return not as_number(row["low"]) <= neutral <= as_number(row["high"])
+        return not parse_number(row["low"]) <= neutral <= parse_number(row["high"])
 
     shared = [row for row in files.effects if not row["client"]]
     own = [row for row in files.effects if row["client"]]
