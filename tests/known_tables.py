@@ -29,6 +29,7 @@ TRUTHS: dict[str, tuple[tuple[int, int], Callable[[Any], bool]]] = {
         (15, 60),
         lambda deploy: deploy in ("own_intercepts", "hierarchical", "flix"),
     ),
+    "own level": ((15, 60), lambda deploy: deploy == "own_intercepts"),
 }
 """Rows of a client, from and to, and whether a choice is right."""
 
@@ -46,9 +47,9 @@ def known_truth(kind: str, truth: str, seed: int) -> Table:
     shared, own = draw.normal(size=inputs), draw.normal(size=(sites, inputs))
     shared *= 1.5 / np.linalg.norm(shared)
     own *= 1.5 / np.linalg.norm(own, axis=1, keepdims=True)
-    weights = {"nothing": (0, 0), "alone": (0, 1), "one for all": (1, 0)}
-    together, apart = weights.get(truth, (0.7, 0.5))
-    level = apart * draw.normal(size=sites)
+    weights = {"nothing": (0, 0), "alone": (0, 1), "mixture": (0.7, 0.5)}
+    together, apart = weights.get(truth, (1, 0))
+    level = (apart or 1.5 * (truth == "own level")) * draw.normal(size=sites)
     x = draw.normal(size=(len(site), inputs))
     score = (x * (together * shared + apart * own)[site]).sum(axis=1) + level[site]
     noise = 1.5 if truth == "mixture" else 1.0

@@ -76,6 +76,8 @@ def test_says_what_it_sees(interrupted):
     assert "720 rows of 30 clients, 24 to 24 each" in said
     assert "2 classes" in said and "by log loss" in said
     assert "and 3 splits" in said
+    (first,) = [line for line in interrupted[1] if line.startswith("first answer")]
+    assert ": Deploy FedAvg" in first
 
 
 def test_folder_is_complete(interrupted):

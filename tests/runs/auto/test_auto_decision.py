@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedblend.runs.auto import candidates
 from fedblend.runs.auto.candidates import BY_NAME
-from fedblend.runs.auto.kept_runs import distance_warning
+from fedblend.runs.auto.kept_runs import count_affordable, distance_warning
 from fedblend.runs.auto.sentences import no_verdict, sentences
 from fedblend.runs.auto.verdict import (
     Gainers,
@@ -268,6 +269,18 @@ def test_a_reference_is_no_candidate(monkeypatch):
     monkeypatch.setitem(BY_NAME, "flix", reference)
     of = found(local_only=0.5, fedavg=0.4, flix=0.1)
     assert of.choice.best == "fedavg" and of.choice.candidate == "fedavg"
+
+
+def test_kept_runs_have_the_splits_that_there_is_time_for(tmp_path):
+    request = candidates.Request(tmp_path / "table.csv", "site", "outcome")
+    configs = [
+        candidates.configuration(request, name, BY_NAME[name].first, seeds=[0])
+        for name in ("local_only", "own_intercepts")
+    ]
+    seen = {"clients": 200, "rows": 2000, "entries": 130}
+    few, more = (count_affordable(configs, seen, left) for left in (130.0, 250.0))
+    assert few < more <= 2 * few + 1 and count_affordable(configs, seen, 0.0) == 1
+    assert count_affordable(configs, seen | {"entries": 13}, 60.0) > 100
 
 
 def test_a_kept_run_that_is_not_there_yet_is_warned_about():

@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import expit
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from sklearn.metrics import roc_auc_score
 
@@ -168,6 +169,23 @@ def test_settings_are_found_wherever_the_search_begins():
         task, CANDIDATES[3], [tuning.Split(train, held)], {}, lambda: True
     )
     assert done and chosen["slopes"] < 1e-3 and chosen["level"] < 0.1
+
+
+def test_a_client_of_one_class_is_not_certain():
+    """Its validation rows agree that it is, and three other clients do not mind."""
+    draw, counts = np.random.default_rng(5), np.array([30, 40, 40, 40])
+
+    def rows() -> PooledRows:
+        inputs = np.hstack([np.ones((150, 1)), draw.normal(size=(150, 2))])
+        targets = (inputs[:, 1] + draw.logistic(size=150) > 0).astype(int)
+        return PooledRows(inputs, np.r_[np.ones(30, int), targets[30:]], counts)
+
+    split = tuning.Split(rows(), rows())
+    task = Task("binary", 1, (2,))
+    for one in CANDIDATES[0], CANDIDATES[2]:
+        chosen, _ = tuning.tune(task, one, [split], {}, lambda: True)
+        chance = expit(tuning.predict(task, one.name, [split], chosen)[0][:30])
+        assert 0.9 < chance.mean() < 1 - 1 / 150
 
 
 def distance(found: AutoComparison) -> float:
