@@ -315,6 +315,12 @@ def test_without_the_extra_it_names_the_extra(package):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
 
 
+def test_help_describes_arguments(capsys):
+    """Versions of click differ in what typer can show."""
+    assert main(["auto", "--help"]) == 0
+    assert "A .csv or .parquet file." in capsys.readouterr().out
+
+
 def test_help_does_not_load_jax():
     code = "import sys; from fedblend.cli import main; c = main(['--help']); "
     code += "sys.exit(c or 'jax' in sys.modules or 'pydantic' in sys.modules)"
