@@ -85,6 +85,7 @@ def test_what_matters_stays(name):
 def test_identifiers_and_leaks_are_named(name):
     client, target, _, named = KNOWN[name]
     dataset = fb.data.read(table(name), client=client, target=target)
+    assert dataset.schema is not None
     gone = {one.name for one in dataset.schema.columns if one.encoding == "drop"}
     assert gone | {one.column for one in look(dataset)} >= {*named}
 
@@ -233,7 +234,9 @@ def test_the_run_that_is_kept_has_the_rows_of_the_comparison(visits):
             for client in range(4):
                 train, test = (
                     frame.iloc[
-                        part.origin[part.starts[client] :][: part.counts[client]]
+                        np.asarray(part.origin)[part.starts[client] :][
+                            : part.counts[client]
+                        ]
                     ]
                     for part in (one.train, one.splits["test"])
                 )
