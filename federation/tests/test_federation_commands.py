@@ -50,7 +50,7 @@ def test_from_init_to_doctor(capsys, place):
 def test_bad_input_is_one_line(capsys, place):
     usual = ["init", "lab", "--host", "fl.example.org"]
     assert fails(capsys, *usual, "--nodes", "A B").startswith('--nodes: "A B" is not')
-    assert fails(capsys, *usual).startswith("Missing option '--nodes'")
+    assert fails(capsys, *usual).startswith("--nodes: is missing")
     assert "'--days': 'x' is not" in fails(
         capsys, *usual, "--nodes", "a", "--days", "x"
     )
