@@ -21,15 +21,17 @@ def cox_models(
     sets = [RiskSets(rows.targets[at]) for at in rows.clients]
     events, width = sum(len(of.events) for of in sets), rows.inputs.shape[1]
 
-    def total(models: np.ndarray) -> float:
+    def parts(models: np.ndarray):
         scores = rows.scores(models)[:, 0]
-        pairs = zip(sets, rows.clients, strict=True)
-        return sum(of.loss(scores[at]) for of, at in pairs)
+        return [(of, scores[at], at) for of, at in zip(sets, rows.clients, strict=True)]
 
-    def derivatives(models: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scores = rows.scores(models)[:, 0]
-        pairs = zip(sets, rows.clients, strict=True)
-        each = [of.derivatives(scores[at], rows.inputs[at]) for of, at in pairs]
+    def total(models: np.ndarray) -> float:
+        return sum(of.loss(scores) for of, scores, _ in parts(models))
+
+    def derivatives(models: np.ndarray):
+        each = [
+            of.derivatives(scores, rows.inputs[at]) for of, scores, at in parts(models)
+        ]
         slope, curve = zip(*each, strict=True)
         return np.stack(slope), np.stack(curve)
 

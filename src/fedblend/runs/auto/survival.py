@@ -88,10 +88,7 @@ class SurvivalComparison:
         tested = self._compare(dataset)
         ranks = _judge(state, tested)
         rows = PooledRows.read(whole.train)
-        events = np.array(
-            [len(RiskSets(rows.targets[at]).times) for at in rows.clients]
-        )
-        found = {"rows": rows.counts, "events": events, **ranks}
+        found = {"rows": rows.counts, "events": count_events(whole), **ranks}
         by_client = [
             {"client": whole.name(place)}
             | {key: of[place] for key, of in found.items()}
@@ -153,26 +150,27 @@ def split_rows(
     )
 
 
+def count_events(data: FederatedData) -> np.ndarray:
+    """The events of every client."""
+    each = map(data.train.rows, range(data.clients))
+    return np.array([read_targets(targets)[1].sum() for _, targets in each])
+
+
 def describe(dataset: Dataset, whole: FederatedData, client: str) -> list[str]:
     """What is seen in the table, in sentences; warnings first."""
     if whole.clients < 2:
         raise DataError(
             f"{client}: all rows belong to one client; a comparison needs 2 or more"
         )
-    said, counts, events = list(dataset.notes), whole.train.counts, []
-    for one in range(whole.clients):
-        events.append(int(read_targets(whole.train.rows(one)[1])[1].sum()))
-        if not events[-1]:
-            said.append(
-                f"all rows of {whole.name(one)!r} are censored, which tells nothing by "
-                "itself"
-            )
+    counts, events = whole.train.counts, count_events(whole)
+    none = [repr(whole.name(int(one))) for one in np.flatnonzero(events == 0)]
+    said = [f"all rows of {one} are censored: they tell little" for one in none]
     assert whole.preprocessing is not None
     return [
-        *(f"warning: {line}" for line in said),
+        *(f"warning: {line}" for line in (*dataset.notes, *said)),
         *(f"  {of['column']}: {of['done']}" for of in whole.preprocessing.describe()),
         f"{counts.sum()} rows of {whole.clients} clients, {counts.min()} to "
-        f"{counts.max()} each; {sum(events)} events, {min(events)} to {max(events)} "
+        f"{counts.max()} each; {events.sum()} events, {events.min()} to {events.max()} "
         "each; other rows are censored.",
     ]
 
