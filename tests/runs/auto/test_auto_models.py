@@ -99,21 +99,6 @@ def test_few_rows_of_each_client_share_a_model():
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_own_intercepts_and_slopes_are_those_of_a_mixed_model():
-    """Henderson's equations, with all effects as one linear system."""
-    level, slopes = 0.7, 0.2
-    found = hierarchical_models("regression", NUMBERS, 1, level=level, slopes=slopes)
-    owner = np.repeat(np.arange(4), COUNTS)
-    random = np.zeros((95, 16))
-    for row, client in enumerate(owner):
-        random[row, 4 * client : 4 * client + 4] = INPUTS[row]
-    design = np.hstack([INPUTS, random])
-    penalty = np.diag([0.0] * 4 + [1 / level, *[1 / slopes] * 3] * 4)
-    effects = np.linalg.solve(design.T @ design + penalty, design.T @ NUMBERS.targets)
-    expected = effects[:4] + effects[4:].reshape(4, 4)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 def test_flix_minimizes_its_objective():
     """No entry of the shared model can be moved to a smaller mean of mixtures."""
     alpha, l2 = 0.4, 0.05
