@@ -41,7 +41,7 @@ FIRST, FIRST_SECONDS = (ALONE, "fedavg", "own_intercepts"), 6.0
 """Methods of the first answer, and the seconds for their settings."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
-TIME = {"linear": 1.0, "reference": 1.0, "tabular": 4.0}
+TIME = {"linear": 2.0, "reference": 1.0, "tabular": 3.0}
 """Parts of the time for tuning that a method of each model has."""
 LEAST_SECONDS = 20.0
 """What kept runs may take, if there is time; more only if the comparison took more."""

@@ -42,9 +42,9 @@ LITTLE = 1e-4
 """A smaller part of the score is no reason to move."""
 TURNS = 2
 """How often every setting is moved."""
-TUNING_SPLITS, TUNING_ROWS = 5, 20_000
+TUNING_SPLITS, TUNING_INPUTS = 5, 400_000
 """Splits whose validation rows choose settings: so many, and more of a smaller table,
-as long as their rows together are not more."""
+as long as all inputs of their rows are not more."""
 
 
 class Table(NamedTuple):
@@ -241,8 +241,8 @@ def evaluate_linear(
     setting = table.settings.get(name)
     if setting is None:
         splits = table.to_tune or table.to_choose
-        rows = int(splits[0].train.counts.sum())
-        splits = splits[: max(TUNING_SPLITS, TUNING_ROWS // rows)]
+        inputs = int(splits[0].train.counts.sum() * np.prod(task.shape))
+        splits = splits[: max(TUNING_SPLITS, TUNING_INPUTS // inputs)]
         setting, complete = tune(
             task, candidate, splits, table.settings, lambda: left() > 0
         )
