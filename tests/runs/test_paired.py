@@ -214,7 +214,7 @@ def test_other_data_is_refused_in_one_line(folders, tmp_path):
         pair_differences(contenders({"slow": folders["slow"], "changed": changed}))
     with pytest.raises(RunError, match=r"'acuracy': was not measured.*'accuracy'"):
         pair_differences(contenders(folders), ["acuracy"])
-    with pytest.raises(RunError, match="'quick': is no run of the comparison"):
+    with pytest.raises(RunError, match="'quick': is not a run of the comparison"):
         pair_differences(contenders(folders), reference="quick")
 
 

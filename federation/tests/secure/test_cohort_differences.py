@@ -39,7 +39,7 @@ def experiment(
 def test_a_model_is_not_summed_over_all_clients_but_one(stage, tmp_path, monkeypatch):
     """The difference of two sums of one model was the update of one client."""
     experiment(tmp_path, monkeypatch, "first")
-    line = "with other weights or 1 other clients; allowed: the same, or 3 others"
+    line = "differs by 1 clients or by weights; allowed: the same sum again, or one"
     with pytest.raises(BelowQuorum, match=line):
         experiment(tmp_path, monkeypatch, "second", {(stage, 0): {VICTIM}})
 
@@ -55,7 +55,7 @@ def test_the_same_cohort_and_a_far_one_are_allowed(tmp_path, monkeypatch):
 def test_the_same_cohort_with_other_weights_is_refused(tmp_path, monkeypatch):
     """One client weighs half in one sum and all in the other: it is the difference."""
     experiment(tmp_path, monkeypatch, "first")
-    with pytest.raises(BelowQuorum, match="with other weights or 0 other clients"):
+    with pytest.raises(BelowQuorum, match="differs by 0 clients or by weights"):
         experiment(tmp_path, monkeypatch, "second", weight_ratio=1.0)
 
 

@@ -321,7 +321,7 @@ def test_what_is_not_masked_is_refused(lied):
     metadata["fields"] = "{}"
     node = lied.federation.nodes[1000 + VICTIM]
     reply = messages.decode(node.reply(forged(header, metadata, body)))
-    assert "no number of an attempt" in refused(reply)
+    assert "is not the number of an attempt" in refused(reply)
 
 
 def test_an_experiment_without_secure_sums_opens_nothing(tmp_path):

@@ -233,7 +233,7 @@ def lone_class(federated_data):
         ({"measure": {}}, "by: '' is not measured"),
         (
             {"key": jax.random.split(KEY)},
-            "key: 2 keys, but a choice is made for one seed; pass one key",
+            "key: 2 keys; a choice is made for one seed",
         ),
         ({"federation": lambda f: dataclasses.replace(f, validation=None)}, "has no v"),
         (

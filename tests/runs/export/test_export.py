@@ -136,7 +136,7 @@ def test_the_command_line(mixed, exports, tmp_path, capsys):
     for wrong, line in (
         (["export", run], "--client ID, --all or --shared"),
         (["export", run, "--shared", "--to", "pickle"], "'pickle' is not one of"),
-        (["export", run, "--client", "west"], "'west' is no client of this run"),
+        (["export", run, "--client", "west"], "'west' is not a client of this run"),
         (["predict", run, "none.csv"], "none.csv"),
         (["predict", run, str(path), "--client", "9"], "9 is not between 0 and 2"),
         (
@@ -176,7 +176,7 @@ def test_rows_that_cannot_be_predicted_are_one_line(mixed, exports, tmp_path):
         predict_file(plain, table())
     wrong = tmp_path / "wrong.onnx"
     wrong.write_bytes(b"nothing")
-    with pytest.raises(RunError, match="no ONNX file"):
+    with pytest.raises(RunError, match="is not an ONNX file"):
         predict_file(wrong, table())
 
 
