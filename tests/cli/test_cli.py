@@ -178,7 +178,8 @@ def test_a_damaged_folder(capsys, finished, tmp_path):
     assert main(["show", "damaged"]) == 0
     assert "not finished" in capsys.readouterr().out
     Path("damaged/metrics.jsonl").write_text('{"round": 1}\n')
-    assert fails(capsys, "show", "damaged") == "damaged: its results are damaged"
+    said = fails(capsys, "show", "damaged")
+    assert said == "damaged/metrics.jsonl: is damaged; run the experiment again"
 
 
 def test_a_full_disk(capsys, monkeypatch):

@@ -215,7 +215,9 @@ REFUSED = {
     ("run.cohort=2",): "run.cohort: is 2; theory needs it left out",
     ("run.weights=by_count",): 'run.weights: is "by_count"; theory needs "uniform"',
     ("run.dropout=0.1",): "run.dropout: is 0.1",
-    ("model.name=mlp",): "constants L_i, which theory has for the models logistic",
+    (
+        "model.name=mlp",
+    ): "constant L_i of every client, which is known for the models logistic",
     ("model.l2=0.0",): "model.l2: is 0, and f_i are not strongly convex",
     ONE_CLASS: "their own models x_i do not exist",
     ("data.source=digits",): "logistic: 10 outputs, it has a single score",

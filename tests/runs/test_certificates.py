@@ -85,7 +85,7 @@ NO_UNTIL = {
     ("run.until=1e-3", "algorithm.mix=outputs", "algorithm.rate=1.0"): "run.until: "
     "there is no certificate of mixed outputs",
     ("run.until=1e-3", "model.name=mlp", "algorithm.rate=1.0",
-     "algorithm.personal.solver=lbfgs"): "run.until: needs constants L_i",
+     "algorithm.personal.solver=lbfgs"): "run.until: needs the smoothness constant L_i",
 }  # fmt: skip
 
 

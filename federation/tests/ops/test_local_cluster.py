@@ -65,7 +65,7 @@ def test_a_program_that_ends_at_once_is_one_line(stand_ins, tmp_path, monkeypatc
     monkeypatch.setattr(processes, "link_command", lambda settings: command)
     monkeypatch.setattr(local_cluster, "is_up", lambda settings: False)
     with (
-        pytest.raises(RunError, match=r"link: ended at once: no port"),
+        pytest.raises(RunError, match=r"process link ended at once: no port"),
         local_cluster.local_cluster(tmp_path / "lab", ROWS),
     ):
         pass

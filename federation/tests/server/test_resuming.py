@@ -117,7 +117,7 @@ def _changed_audit(place):
     ("spoil", "line"),
     [
         (_cut, "cut off after 100 bytes"),
-        (_foreign, "checkpoint: is of experiment"),
+        (_foreign, "checkpoint: is a checkpoint of experiment"),
         (_other_method, "another model, algorithm or version"),
         (_no_counts, "checkpoint: its metadata are damaged (AttributeError)"),
         (_no_name, "experiment.json: is damaged"),

@@ -59,7 +59,8 @@ def show(
     try:
         show_summary(summary, screen.console())
     except (KeyError, TypeError, AttributeError, IndexError):
-        raise RunError(f"{folder}: its results are damaged") from None
+        file = run.summary if finished else run.metrics
+        raise RunError(f"{file}: is damaged; run the experiment again") from None
     for text in summary.get("warnings", ()):
         screen.warn(text)
     if not finished:

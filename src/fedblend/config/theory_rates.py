@@ -42,8 +42,9 @@ def require_known(known: Smoothness | None, where: str) -> Smoothness:
     """Refuse a model whose constants are not known; ``where`` they are needed."""
     if known is None:
         raise ConfigError(
-            f"{where}: needs constants L_i, which theory has for the models "
-            f"{' and '.join(LINEAR)} with the losses {', '.join(CONSTANTS)} only"
+            f"{where}: needs the smoothness constant L_i of every client, which is "
+            f"known for the models {' and '.join(LINEAR)} with the losses "
+            f"{', '.join(CONSTANTS)} only"
         )
     return known
 

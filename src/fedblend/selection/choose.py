@@ -231,7 +231,7 @@ def choose_arms(
     parts = split_folds(data, SEVERAL("folds", folds))
     if not parts[0].validates:
         raise ValueError(
-            f"folds: {folds}, and no client has as many rows to cross-validate"
+            f"folds: no client has {folds} training rows or more; give fewer folds"
         )
     spec = dataclasses.replace(
         spec, every=max(spec.rounds, 1), measure_on=range(data.clients), splits=None

@@ -342,7 +342,8 @@ def one_letter(
         ([[-1.0, 2.0], [1.0, 2.0]], 30)
     """
     if folds < 1 or (folds == 1 and (level is None or slopes is None)):
-        raise UserError("one_letter: folds", folds, "2 or more")
+        allowed = "2 or more, or 1 with level and slopes given"
+        raise UserError("one_letter: folds", folds, allowed)
     letters = write_letters(data, folds)
     size = letters.moments.shape[2]
     least = letters.counts.min(axis=1)

@@ -190,7 +190,8 @@ def _line(event: str, fields: dict[str, Any], previous: str) -> tuple[str, bytes
     line = json.dumps({**entry, "hash": digest}, allow_nan=False).encode() + b"\n"
     if len(line) > LONGEST:
         raise AuditError(
-            f"event {event}: {len(line)} bytes; at most {LONGEST} are allowed"
+            f"audit: the line of event {event} has {len(line)} bytes; at most "
+            f"{LONGEST} are allowed"
         )
     return digest, line
 

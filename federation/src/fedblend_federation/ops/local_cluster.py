@@ -159,7 +159,10 @@ def _alive(running: dict[Path, subprocess.Popen]) -> bool:
         if process.poll() is not None:
             lines = output.read_text(errors="replace").split("\n")
             last = next((line for line in reversed(lines) if line.strip()), "no output")
-            raise RunError(f"{output.stem}: ended at once: {last.strip()[:300]}")
+            raise RunError(
+                f"the process {output.stem} ended at once: {last.strip()[:300]} "
+                f"(all that it said: {output})"
+            )
     return True
 
 

@@ -295,7 +295,7 @@ def read_agreement(folder: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, LookupError, TypeError, RecursionError):
         raise WireError(
-            "agreement: the file is damaged on the disk of this node"
+            f"{FILE}: is damaged on this node's disk; its operator must restore it"
         ) from None
 
 

@@ -58,7 +58,9 @@ class ServerCheckpoint:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise CheckpointError(f"{folder}: {error.strerror}") from None
+            raise CheckpointError(
+                f"{folder}: cannot keep checkpoints here: {error.strerror}"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -166,8 +168,8 @@ class Saved(NamedTuple):
         state, shapes = self.state, server.shapes
         if self.experiment != server.setup.experiment:
             raise CheckpointError(
-                f"{self.path}: is of experiment {self.experiment}, this is "
-                f"{server.setup.experiment}"
+                f"{self.path}: is a checkpoint of experiment {self.experiment}, and "
+                f"the server runs {server.setup.experiment}; give each its own folder"
             )
         column = jax.ShapeDtypeStruct(server.bases.shape, np.dtype(np.float64))
         template = {

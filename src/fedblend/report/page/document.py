@@ -61,7 +61,10 @@ def write_page(
     elif len(folders) == 1:
         content = client_content(folders[0], client)
     else:
-        raise RunError(f"the page of a client is about one run, not {len(folders)}")
+        raise RunError(
+            f"--client: the page of a client is about one run; give one folder, not "
+            f"{len(folders)}"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, document(content))
     return out
