@@ -121,7 +121,7 @@ def _changed_audit(place):
         (_other_method, "another model, algorithm or version"),
         (_no_counts, "checkpoint: its metadata are damaged (AttributeError)"),
         (_no_name, "experiment.json: is damaged"),
-        (_no_folder, "server: File exists"),
+        (_no_folder, "server: cannot keep checkpoints here: File exists"),
         (_changed_audit, "its last line was changed"),
     ],
 )
