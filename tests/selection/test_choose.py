@@ -255,7 +255,7 @@ def test_an_arm_that_diverged_is_nobodys_choice():
     [
         ({"alphas": [0.5, 1.5]}, r"alphas: \[0.5, 1.5\] is not in \[0, 1\]"),
         ({"folds": 1}, "folds: 1 is not"),
-        ({"folds": 200}, "folds: 200, and no client has as many rows"),
+        ({"folds": 200}, "folds: no client has 200 training rows or more"),
         ({"guard": -1.0}, "guard: -1.0 is not"),
         ({"by": "loss"}, r"by: 'loss' is not measured; it is one of \['mse'\]"),
         (
