@@ -73,7 +73,7 @@ def test_what_is_chosen_and_written(place, capsys, compiled):
         (["--out", "no/new.csv"], "no: is not a folder, where new.csv could"),
         (["--by", "auc"], "--by: 'auc' is not measured; it is one of ['loss']"),
         (["--folds", "1"], "--folds: 1 is not a whole number of at least 2"),
-        (["--folds", "999"], "--folds: 999, and no client has as many rows"),
+        (["--folds", "999"], "folds: no client has 999 training rows or more"),
         (["--set", "run.seed=[1, 2]"], "run.seed: has several seeds, but"),
         (["--set", "run.cohort=9"], "run.cohort: 9 is not between 1 and the 6 clients"),
         (["--set", "algorithm.learn=step"], 'algorithm.learn: is "step", so alpha mov'),
