@@ -372,7 +372,7 @@ def test_a_function_with_a_derivative_of_its_own_keeps_it():
     [
         ({"where": "nothing/*"}, "adapt: where: 'nothing/*' is not some of hidden/0/"),
         ({"where": 3}, "adapt: where: 3 is not patterns of paths"),
-        ({"base": {"weight": np.ones(3)}}, "adapt: base: has no 'hidden/0/weight'"),
+        ({"base": {"weight": np.ones(3)}}, "adapt: base: lacks 'hidden/0/weight'"),
         ({"how": 3}, "adapt: how: 3 is not"),
         ({"dtype": "int4"}, "adapt: dtype: 'int4' is not"),
     ],

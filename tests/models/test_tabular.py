@@ -144,5 +144,5 @@ local = false
     assert run.task.ranks == 1 and run.task.shape == (2,)
     ends = run.predict({"site": [0, 0, 0], "x": [-2.0, 0.0, 2.0]}, client="0")
     assert list(ends) == ["high", "low", "high"]  # no line in x says so
-    with pytest.raises(InputError, match="no rule for ranks"):
+    with pytest.raises(InputError, match="the ranks that preprocessing makes"):
         export_models(run, tmp_path, to="onnx", clients=["0"])
