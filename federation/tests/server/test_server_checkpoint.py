@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_experiment_method_or_version_is_refused(tmp_pat
     path = trial.folder / "server" / "checkpoint"
     header, metadata, body = apart(path.read_bytes())
     path.write_bytes(forged(header, {**metadata, "experiment": "other"}, body))
-    with pytest.raises(CheckpointError, match="of experiment other, this is trial"):
+    with pytest.raises(CheckpointError, match="experiment other, and the server runs trial"):
         trial.run()
     path.write_bytes(forged(header, {**metadata, "fedblend": "1"}, body))
     (trial.folder / "server" / "checkpoint.previous").unlink()
@@ -189,7 +189,7 @@ def test_a_second_server_on_the_same_folder_is_refused(tmp_path):
     checkpoint.close()
     ServerCheckpoint(tmp_path / "server").close()
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file/checkpoint: Not a directory"):
+    with pytest.raises(CheckpointError, match="keep checkpoints here: Not a directory"):
         ServerCheckpoint(tmp_path / "file" / "checkpoint")
 
 

@@ -140,7 +140,7 @@ def test_the_page_of_a_client_holds_no_means_over_clients(run_folder: Path, tmp_
 def test_a_client_that_is_not_there_is_named(run_folder: Path, tmp_path: Path):
     with pytest.raises(RunError, match="has no client 'hospital-9'; did you mean"):
         write_page([run_folder], tmp_path / "own.html", client="hospital-9")
-    with pytest.raises(RunError, match="about one run, not 2"):
+    with pytest.raises(RunError, match="about one run; give one folder"):
         write_page([run_folder] * 2, tmp_path / "own.html", client="7")
 
 
