@@ -59,7 +59,10 @@ def test_a_federation_finds_the_models_of_the_kept_run(found, tmp_path, capsys):
     assert main(["federation", "init", str(place), "--from", str(found)]) == 0
     names = ["st-mary-s", "north", "south"]
     title = trial_of(found).method
-    assert f"a trial of {title}" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"a trial of {title}" in said.out
+    # Whoever takes the policies of a trial for real rows has been warned.
+    assert "add no noise to gradients" in " ".join((said.out + said.err).split())
     homes = {path.name: path for path in (place / "nodes").iterdir()}
     assert sorted(homes) == sorted(names)
     assert "min_batch_rows = 8" in (homes["north"] / "policy.toml").read_text()

@@ -36,7 +36,12 @@ from fedblend_federation.policy.policy import Accept
 from fedblend_federation.raw_tables import data_of_nodes
 
 TRUST = 1e6
-"""Of the limits on updates: the rows are those of the simulation, nobody lies."""
+"""Limits on updates: a trial has the rows of the simulation, and honest nodes."""
+UNPROTECTED = (
+    "the policies of the trial add no noise to gradients of rows, so that models are "
+    "those of the run; before real rows are used, give each node the policy of "
+    "fedblend federation init without --from"
+)
 Columns = dict[str, list[Any]]
 SIMULATED = ("sampling", "store", "rows", "devices", "chunk")
 """Keys of [run] that say how a simulation is computed."""
@@ -56,7 +61,7 @@ class Trial(NamedTuple):
     rows: dict[str, bytes]
     """A table for each node, by its name."""
     warnings: list[str]
-    """What real nodes would refuse."""
+    """What the policies of the trial allow, and those of real nodes should not."""
 
 
 def trial_of(folder: Path) -> Trial:
@@ -94,7 +99,8 @@ def trial_of(folder: Path) -> Trial:
         "fewest_rows": _small(tables, 1 - kept["test"], least),
         "min_batch_rows": _sparse(tables, 2 * ranks * USUAL.min_part_rows),
     }
-    warnings = [
+    warnings = [UNPROTECTED]
+    warnings += [
         f"accept.{key} = 0 in the policies of the trial, and a real node would refuse: "
         f"{', '.join(few[:5])}{' ...' if few[5:] else ''}"
         for key, few in refused.items()
@@ -169,16 +175,16 @@ def _sparse(tables: Mapping[str, Columns], least: int) -> list[str]:
 
 def _policy(config: Config, without: Sequence[str]) -> str:
     """The policy of ``init``, with what the method sends, and without these bounds."""
-    told = ["statistics"]
+    disclosed = ["statistics"]
     if getattr(config.algorithm, "batch_size", "all") != "all":
-        told.append("batches")
+        disclosed.append("batches")
     if OWN_MODEL in config.algorithm.entry.sends:
-        told += ["own_models", "constants"]
+        disclosed += ["own_models", "constants"]
     text = template("policy.toml")
     name = toml.literal([config.algorithm.name])
     changes = {
         'algorithms = "updates"': f"algorithms = {name}",
-        "discloses = []": f"discloses = {toml.literal(told)}",
+        "discloses = []": f"discloses = {toml.literal(disclosed)}",
         "noise = 0.2 ": "noise = 0.0 ",
         'names = ["loss", "accuracy"]': 'names = "any"',
         **{f"{key} = {getattr(USUAL, key)}": f"{key} = 0" for key in without},

@@ -391,15 +391,3 @@ def _units(
         if tests[0].statistic - tests[1].statistic > NEARER:
             found.append((int(client), factor))
     return found
-
-
-def as_records(gaps: Sequence[ClientGap]) -> list[dict[str, Any]]:
-    """The gaps as plain values, for files."""
-    return [
-        {
-            **gap._asdict(),
-            "faults": [fault._asdict() for fault in gap.faults],
-            "why": str(gap),
-        }
-        for gap in gaps
-    ]
