@@ -197,3 +197,26 @@ def test_alone_nothing_travels():
 def test_it_takes_the_length_of_a_step_and_no_optimizer():
     with pytest.raises(UserError, match="length of the server's Newton step"):
         fb.algorithms.hierarchical(lambda p, r: r, fb.Work(optax.adam(0.1), 1, None))
+
+
+def test_one_round_is_exact_in_any_unit():
+    """Least squares; the unit of an input decides no direction to be free."""
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(0, 2000, (200, 1)).astype(np.float32)
+    targets = (inputs[:, 0] / 1000 + 5 + draw.normal(size=200)).astype(np.float32)
+    data = fb.federate((inputs, targets), [range(100), range(100, 200)])
+    model = fb.models.build("softmax", (1,), 1)
+    algorithm = fb.algorithms.hierarchical(
+        fb.losses.squared_error(model.apply),
+        fb.Work(1.0, steps=1, batch_size=None),
+        level=0.0,
+    )
+    run = fb.simulate(
+        algorithm, model.init, data, jax.random.key(0), rounds=1, weights="uniform"
+    )
+    table = np.column_stack([np.ones(200), inputs])
+    exact = np.linalg.lstsq(table, targets, rcond=None)[0]
+    found = np.sort(
+        np.concatenate([*map(np.ravel, jax.tree.leaves(run.complete().shared))])
+    )
+    np.testing.assert_allclose(found, np.sort(exact), rtol=1e-3)

@@ -158,3 +158,14 @@ def test_one_client_alone_gets_its_own_regression():
     design = np.column_stack([np.ones(40), x])
     expected = np.linalg.lstsq(design, y, rcond=None)[0]
     np.testing.assert_allclose(found.coefficients[0], expected, atol=1e-9)
+
+
+def test_amounts_of_sharing_that_have_no_model_are_refused():
+    found = fb.one_letter(
+        fb.federate((np.eye(40)[:, :2], np.arange(40.0)), [range(20), range(20, 40)]),
+        level=1.0,
+        slopes=1.0,
+    )
+    for bad in (lambda: found.flix(0.5, 0.0), lambda: found.l2gd(0.0)):
+        with pytest.raises(ValueError, match=r"0\.0 is not a number above 0"):
+            bad()

@@ -154,3 +154,12 @@ def test_cox_optimum_by_scipy():
     expected = least[:3] + least[3:].reshape(2, 3)
     np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
     np.testing.assert_allclose(found[:, 0], 0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("scores", "loss"), [((0.0, -800.0), 0.0), ((-800.0, -800.0), np.log(2))]
+)
+def test_scores_of_any_size_have_a_loss(scores, loss):
+    """As of a year times a coefficient: only differences of scores count."""
+    risks = RiskSets(np.array([1.0, 2.0]))
+    assert risks.loss(np.array(scores)) == pytest.approx(loss, abs=1e-12)

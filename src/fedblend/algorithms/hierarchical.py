@@ -177,12 +177,16 @@ def hierarchical(
         upper = jnp.zeros((len(shared),) * 2, shared.dtype).at[places].set(sums)
         curve = upper + jnp.triu(upper, 1).T + jnp.diag(penalty)
         # Softmax leaves a direction free, in which rounding alone would decide: no step
-        # there, and the optimum stays.
-        values, axes = jnp.linalg.eigh(curve.astype(wide))
+        # there, and the optimum stays. Units of inputs do not decide what is free.
+        curve, diagonal = curve.astype(wide), jnp.diagonal(curve).astype(wide)
+        known = diagonal > 0
+        unit = jnp.where(known, jax.lax.rsqrt(jnp.where(known, diagonal, 1)), 0)
+        values, axes = jnp.linalg.eigh(jnp.outer(unit, unit) * curve)
         bent = values > 10 * jnp.finfo(wide).eps * values[-1]
-        along = jnp.where(bent, axes.T @ gradient, 0) / jnp.where(bent, values, 1)
+        slope = axes.T @ (unit * gradient)
+        along = jnp.where(bent, slope, 0) / jnp.where(bent, values, 1)
         rate = jnp.asarray(work.optimizer, shared.dtype)
-        moved = shared - rate * (axes @ along).astype(shared.dtype)
+        moved = shared - rate * (unit * (axes @ along)).astype(shared.dtype)
         return down._replace(shared=trees.unravel(moved, layout)), server
 
     def personal(down, client, shard, key):

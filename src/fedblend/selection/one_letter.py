@@ -298,10 +298,14 @@ class OneLetter(NamedTuple):
 
     def flix(self, alpha: float, l2: float) -> np.ndarray:
         """Every client's coefficients by FLIX, with weight decay ``l2``."""
+        if not l2 > 0:
+            raise UserError("flix: l2", l2, "a number above 0")
         return solve_flix(self.letters, alpha=alpha, l2=l2) @ self.basis.T
 
     def l2gd(self, lam: float) -> np.ndarray:
         """Every client's coefficients by L2GD, where all clients weigh the same."""
+        if not lam > 0:
+            raise UserError("l2gd: lam", lam, "a number above 0")
         counts = self.letters.counts.sum(axis=1)
         equal = Letters(*((of.T / counts).T for of in self.letters))
         models = solve_models(equal, level=1 / lam, slopes=1 / lam)[1]

@@ -45,24 +45,22 @@ class RiskSets:
         """Sums over the rows at risk at each event; rows are in order of time."""
         return np.cumsum(values[::-1], axis=0)[::-1][self.first]
 
-    def _risks(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """exp(score) of rows in order of time, sums at risk, and what was taken off."""
-        ordered = scores[self.order]
-        top = ordered.max(initial=0.0)
-        risk = np.exp(ordered - top)
-        return risk, self._sums_at_risk(risk), top
+    def _log_totals(self, scores: np.ndarray) -> np.ndarray:
+        """The logarithm of the sum of exp(score) at risk at each event."""
+        backward = np.logaddexp.accumulate(scores[self.order][::-1])
+        return backward[::-1][self.first]
 
     def loss(self, scores: np.ndarray) -> float:
         """Minus the logarithm of the partial likelihood."""
-        _, total, top = self._risks(scores)
-        return (np.log(total) + top - scores[self.order][self.events]).sum()
+        return (self._log_totals(scores) - scores[self.order][self.events]).sum()
 
     def derivatives(
         self, scores: np.ndarray, inputs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Hessian of ``loss`` in the coefficients of inputs."""
-        risk, total, _ = self._risks(scores)
-        ordered = inputs[self.order]
+        away = scores[self.order]
+        risk = np.exp(away - away.max(initial=-np.inf))
+        total, ordered = self._sums_at_risk(risk), inputs[self.order]
         means = self._sums_at_risk(risk[:, None] * ordered) / total[:, None]
         hazard = np.cumsum(np.bincount(self.first, 1 / total, minlength=len(risk)))
         slope = (means - ordered[self.events]).sum(axis=0)
@@ -70,8 +68,7 @@ class RiskSets:
 
     def survival(self, scores: np.ndarray) -> np.ndarray:
         """Breslow's survival, after each event, of a row whose score is 0."""
-        _, total, top = self._risks(scores)
-        return np.exp(-np.cumsum(np.exp(-top) / total))
+        return np.exp(-np.cumsum(np.exp(-self._log_totals(scores))))
 
 
 def kaplan_meier(times: np.ndarray, events: np.ndarray) -> np.ndarray:
