@@ -134,9 +134,18 @@ def hierarchical(
             return local(shared + scale * u) + 0.5 * jnp.vdot(u, u) / rows
 
         steps, _ = plan_steps(shard, work)
-        u = jax.lax.fori_loop(
-            0, steps, lambda _, u: newton_step(value, u), jnp.zeros_like(shared)
-        )
+
+        def goes_on(carry):
+            number, before, u = carry
+            # Without a variance there is nothing to find.
+            return (number == 0) | (number < steps) & (u != before).any()
+
+        def step(carry):
+            number, _, u = carry
+            return number + 1, u, newton_step(value, u)
+
+        first = jnp.zeros_like(shared)
+        u = jax.lax.while_loop(goes_on, step, (0, first, first))[2]
         return _Own(shared, u, scale, local, rows), layout
 
     def enroll(params, shard, key):

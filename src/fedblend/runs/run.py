@@ -122,6 +122,7 @@ def run_built(
     metric: str,
     *,
     local: Run | None = None,
+    like: Run | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_warning: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, Any], Run]:
@@ -133,6 +134,7 @@ def run_built(
         out: the folder; a run that was begun there continues.
         metric: for which clients train alone as long as is best.
         local: training alone, where it was computed already.
+        like: a run whose programs serve this one, see ``Run.share_programs``.
         on_step: called after every block of rounds.
         on_warning: called with each warning, one line.
     """
@@ -145,6 +147,8 @@ def run_built(
         promised = privacy.report(config, clients, raw)
     open_folder(folder, config, built)
     run = runs["federated"]
+    if like is not None:
+        run.share_programs(like)
     watched = _watch(run, config, on_step, on_warning)
     for stage in runs:
         advance(folder, config, stage, runs, metric, watched, blocks)

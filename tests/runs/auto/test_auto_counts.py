@@ -15,6 +15,7 @@ from fedblend.runs.auto import comparison, tuning
 from fedblend.runs.auto.candidates import BY_NAME
 from fedblend.runs.auto.linear import PooledRows, hierarchical_models
 from fedblend.runs.auto.reference import evaluate_trees
+from fedblend.simulation.compile import Programs
 from fedblend.stats.constant_baseline import constant_losses
 
 DRAW = np.random.default_rng(0)
@@ -90,12 +91,19 @@ def found(tmp_path_factory):
         patch.setattr(comparison, "SPLITS", 3)
         lines, out = [], tmp_path_factory.mktemp("auto") / "out"
         asked = {"client": "ward", "target": "falls", "out": out}
+        compiled, compile = [], Programs._compile
+
+        def note(self, program, *arguments):
+            compiled.append(program.name)
+            return compile(self, program, *arguments)
+
+        patch.setattr(Programs, "_compile", note)
         auto = fb.auto(table, **asked, screen=comparison.Screen(lines.append))
-    return auto, lines, table
+    return auto, lines, table, compiled
 
 
 def test_counts_are_seen_and_compared_by_their_deviance(found):
-    auto, lines, _ = found
+    auto, lines, *_ = found
     assert any("The target is a count" in line for line in lines)
     assert auto.metric == "deviance" and "flix" not in auto.titles
     assert auto.deploy == "own_intercepts", auto.verdict
@@ -103,7 +111,7 @@ def test_counts_are_seen_and_compared_by_their_deviance(found):
 
 
 def test_kept_runs_have_the_scores_of_the_verdict(found):
-    auto, _, table = found
+    auto, _, table, _ = found
     state = run_folder.read_json(auto.folder / "auto.json")
     for method in ("local_only", "fedavg", "own_intercepts"):
         runs = auto.run(method).summary["runs"]
@@ -113,6 +121,12 @@ def test_kept_runs_have_the_scores_of_the_verdict(found):
     rows = {"age": table["age"][:30]}
     falls = auto.predict(rows, client="ward 0")
     assert falls.mean() == pytest.approx(table["falls"][:30].mean(), rel=0.25)
+
+
+def test_one_program_runs_one_model_for_all_and_own_intercepts(found):
+    """Training alone, whose messages are others, has another."""
+    compiled = found[3]
+    assert compiled.count("block") == compiled.count("measure") == 2
 
 
 def test_trees_predict_logarithms_of_means():

@@ -194,8 +194,6 @@ def configuration(
             algorithm |= {"order": "together", "personal_rate": setting["own_rate"]}
     else:
         own = {"level": 0.0, "slopes": 0.0, **setting, "share": name != ALONE}
-        if not own["level"] and not own["slopes"]:
-            steps = 1  # there is nothing of a client's own to find
         algorithm = {"name": "hierarchical", **NEWTON, "steps": steps, **own}
     measure: dict[str, Any] = {"local": False, "splits": ["test"]}
     if metric is not None:

@@ -28,6 +28,7 @@ from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
 from fedblend.runs.auto.kept_runs import count_affordable, keep_run
 from fedblend.runs.auto.letters import count_entries, divide
+from fedblend.simulation.run import Run
 from fedblend.trees import precision
 
 REPORT = "report.html"
@@ -243,9 +244,10 @@ class AutoComparison:
 
     def _run(self, seeds: list[int]) -> None:
         """The runs that are kept: training alone, FedAvg, and the choice."""
-        found, alone = self.state["findings"], None
+        found = self.state["findings"]
         if found is None:
             return
+        done: dict[str, Run] = {}
         kept = dict.fromkeys([*ALWAYS, found["choice"]["candidate"]])
         # Runs that are compared have the same splits.
         few = min(self.state["methods"][name]["splits"] for name in kept)
@@ -262,8 +264,8 @@ class AutoComparison:
             begun = self._time
             metric, kind = self.state["metric"], self.state["kind"]
             config = self._config(name, seeds, kind=kind, metric=metric)
-            alone, far = keep_run(
-                name, config, metric, self.folder(name), known, alone, self.screen.stop
+            far = keep_run(
+                name, config, metric, self.folder(name), known, done, self.screen.stop
             )
             known["seconds"] += round(self._time - begun, 2)
             # Folds are other splits than a run's.

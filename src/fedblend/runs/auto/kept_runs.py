@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runs that ``fedblend auto`` keeps: the methods of the verdict, in rounds."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from fedblend.config.build import build
+from fedblend.config.build import Built, build
 from fedblend.config.config import Config
-from fedblend.runs.auto.candidates import BY_NAME
+from fedblend.config.sweep import Point, join_points
+from fedblend.runs.auto.candidates import ALONE, BY_NAME
 from fedblend.runs.run import run_built
+from fedblend.simulation.run import Run
 
 FAR = {"linear": 0.01, "tabular": 0.05}
 """Part of its score by which a kept run may differ from the models of the verdict, by
@@ -39,7 +42,9 @@ def count_affordable(
         algorithm: Any = config.algorithm
         each = seen["rows"] * seen["entries"]
         if algorithm.name == "hierarchical":
-            solved = (algorithm.steps + 2) * seen["clients"] * seen["entries"] ** 3
+            own = algorithm.level or algorithm.slopes
+            steps = (algorithm.steps if own else 1) + 2
+            solved = steps * seen["clients"] * seen["entries"] ** 3
             each = each * seen["entries"] + solved
         products += config.run.rounds * each
     return max(1, int((left - START * len(configs)) * SPEED / products))
@@ -51,10 +56,10 @@ def keep_run(
     metric: str,
     folder: Path,
     known: dict[str, Any],
-    alone: Any,
+    done: dict[str, Run],
     stop: Callable[[], None],
-) -> tuple[Any, str | None]:
-    """Run a method in rounds; the run of training alone, and a warning.
+) -> str | None:
+    """Run a method in rounds; a warning where it did not reach the verdict's models.
 
     Args:
         name: of the method.
@@ -62,18 +67,37 @@ def keep_run(
         metric: that decides.
         folder: of the run.
         known: what is known of the method; the bits are added.
-        alone: the run of training alone, None if it is this one.
+        done: the runs so far by what computes them; this one is added. The first is
+            that of training alone, with which the others are compared.
         stop: raises if the user asked to stop.
     """
-    built = build(config)
+    built, algorithm, program = build(config), cast(Any, config.algorithm), name
+    if algorithm.name == "hierarchical" and algorithm.share:
+        built, program = _take_variances(config, built), algorithm.name
     summary, run = run_built(
-        config, built, folder, metric, local=alone, on_step=lambda step: stop()
+        config,
+        built,
+        folder,
+        metric,
+        local=done.get(ALONE),
+        like=done.get(program),
+        on_step=lambda step: stop(),
     )
+    done[program] = run
     clients = built.federated_data.clients
     known["bits_per_client"] = bits_per_client(summary, clients)
     tested = float(np.mean(known["by_split"][: len(summary["runs"])]))
-    far = distance_warning(summary, metric, name, tested, config.run.rounds)
-    return alone or run, far
+    return distance_warning(summary, metric, name, tested, config.run.rounds)
+
+
+def _take_variances(config: Config, built: Built) -> Built:
+    """With variances and penalty as arguments: all their values share a program."""
+    algorithm: Any = config.algorithm
+    keys = ("level", "slopes", "ridge")
+    values = {f"algorithm.{key}": getattr(algorithm, key) for key in keys}
+    found = join_points([Point(config.name, values, config)], built)
+    spec = dataclasses.replace(built.spec, algorithm=found.algorithm, over=found.over)
+    return built._replace(spec=spec)
 
 
 def bits_per_client(summary: dict[str, Any], clients: int) -> float:
