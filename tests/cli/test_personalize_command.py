@@ -109,6 +109,14 @@ def test_new_clients_get_models_and_the_run_stays_as_it_was(finished, capsys):
     assert words["client"] == "D/1"
 
 
+def test_any_name_makes_a_file_that_predict_reads(finished, capsys):
+    write("new.csv", rows_of("D", 12))
+    asked = ["--data", "new.csv", "--out", "v1.2"]
+    assert main(["personalize", str(finished), *asked]) == 0
+    assert "model: v1.2.safetensors" in capsys.readouterr().out
+    assert main(["predict", "v1.2.safetensors", "new.csv"]) == 0
+
+
 def test_personal_models_predict_and_are_exported(finished, capsys):
     write("new.csv", rows_of("D", 12))
     assert main(["personalize", str(finished), "--data", "new.csv"]) == 0

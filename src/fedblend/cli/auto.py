@@ -14,7 +14,9 @@ from fedblend.cli.screen import option
 
 
 def auto(
-    table: Annotated[Path, typer.Argument(help="A .csv or .parquet file.")],
+    table: Annotated[
+        Path, typer.Argument(help="A .csv, .tsv or .parquet file; .gz, .zip.")
+    ],
     client: Annotated[str, option("Column with the client of each row.", "COLUMN")],
     target: Annotated[str, option("Column to predict.", "COLUMN")],
     minutes: Annotated[float, option("Time budget in minutes.", "N", min=0.1)] = 5.0,

@@ -227,8 +227,11 @@ class Personalized(NamedTuple):
     def save(self, path: Path) -> list[Path]:
         """Write the models as exports do, with all that predicting needs.
 
-        The file of each of several clients has its name added. No file is overwritten.
+        The file of each of several clients has its name added, and any file the suffix
+        by which ``predict`` knows it. No file is overwritten.
         """
+        if path.suffix != ".safetensors":
+            path = path.with_name(f"{path.name}.safetensors")
         data, paths = self.clients.federated_data, [path]
         names = [data.name(client) for client in range(data.clients)]
         if len(names) > 1:

@@ -176,6 +176,16 @@ def test_choices_overrule():
         one(objects([f"t{n}" for n in range(ROWS)]), "one_hot")
 
 
+def test_a_client_may_have_only_numbers_that_mean_missing():
+    """Cholesterol of all Swiss patients is 0; other values must be numbers still."""
+    column = {"x": np.where(np.arange(ROWS) % 3, np.arange(ROWS), 0.0)}
+    schema = schema_of(column, {"x": "missing 0"})
+    assert np.isnan(schema.encode({"x": np.zeros(5)})).all()
+    assert np.isnan(schema.encode({"x": objects(["0", "", "0.0"])})).all()
+    with pytest.raises(DataError, match="column 'x': 'low' is not a number"):
+        schema.encode({"x": objects(["low", "high"])})
+
+
 def test_few_missing_values_have_no_input_of_their_own():
     values = DRAW.normal(size=ROWS)
     values[:3] = np.nan

@@ -407,3 +407,10 @@ def test_compressed_tables_are_read(tmp_path):
         made.writestr("b.csv", text)
     with pytest.raises(DataError, match=r"two\.zip: has 2 \.csv or \.tsv files"):
         read(tmp_path / "two.zip", **named)
+
+
+def test_columns_without_a_name_are_numbered(tmp_path):
+    """Spreadsheets write such columns at the end, R one at the beginning."""
+    path = tmp_path / "a.csv"
+    path.write_text('"",a, ,\n1,2,,\n3,4,,\n')
+    assert [*read_table(path).columns] == ["column 1", "a", "column 3", "column 4"]

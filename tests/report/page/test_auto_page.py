@@ -128,7 +128,9 @@ def test_the_page_of_a_client_answers(tmp_path: Path, name, tone, said):
 
 def test_a_client_is_found_by_name_or_id(tmp_path: Path):
     folder = write_auto(tmp_path / "one")
-    assert client_content(folder, "1")["title"] == "south"
+    content = client_content(folder, "1")
+    assert content["title"] == "south"
+    assert content["about"].startswith("ill in ill.csv, by site · 40 rows · ")
     with pytest.raises(RunError, match=r"has no client 'nort'; .*north"):
         client_content(folder, "nort")
 

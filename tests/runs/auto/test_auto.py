@@ -75,6 +75,8 @@ def test_says_what_it_sees(interrupted):
     said = "\n".join(interrupted[1])
     assert "720 rows of 30 clients, 24 to 24 each" in said
     assert "2 classes" in said and "by log loss" in said
+    # With what was seen, such as bounds that were read as numbers.
+    assert "  x0: numbers, -" in said and "; standardized (mean" in said
     assert "and 3 splits" in said
     (first,) = [line for line in interrupted[1] if line.startswith("first answer")]
     assert ": Deploy FedAvg" in first
@@ -213,6 +215,11 @@ def test_models_of_clients_are_there(interrupted):
         ({"outcome": np.full(720, 1.5)}, {}, "same in all rows"),
         ({"site": np.arange(720)}, {}, "none of the 720 clients has 4 rows"),
         ({"outcome": np.r_[1e300, np.ones(719) / 3]}, {}, "a target is 1e.300"),
+        (
+            {"outcome": np.array([f"code {row % 300}" for row in range(720)])},
+            {},
+            "outcome: 300 classes in 720 rows, most of them with fewer than 5",
+        ),
     ],
 )
 def test_bad_tables_are_one_line(change, asked, said, tmp_path):

@@ -241,7 +241,9 @@ def encode(column: Column, raw: np.ndarray) -> np.ndarray:
     numbers = read_as(raw, column.kind, column.style)
     if len(numbers) and np.isnan(numbers).all():
         present = [value for value in raw.tolist() if not values.is_missing(value)]
-        if present:
+        # A client may have only numbers that mean missing.
+        style, *_ = column.style.partition(MISSING)
+        if present and np.isnan(read_as(raw, column.kind, style)).all():
             what = {"boolean": "a truth value"}.get(column.kind, f"a {column.kind}")
             raise DataError(
                 f"column {column.name!r}: {present[0]!r:.40} is not {what}, and no "

@@ -171,7 +171,11 @@ def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
             delimiter=delimiter, newlines_in_values=b'"' in first
         ),
     )
-    bare = [name.strip() for name in table.column_names]
+    # Spreadsheets write empty columns at the end, and R a first one without a name.
+    bare = [
+        name.strip() or f"column {place}"
+        for place, name in enumerate(table.column_names, 1)
+    ]
     return table.rename_columns(bare), tuple(notes)
 
 

@@ -86,23 +86,33 @@ def _content(files: AutoFiles) -> Plain:
         make(files)
         for make in (*makers, effects_section, _leaves, _next, columns_section)
     ]
-    seen, asked = state.get("seen", {}), state.get("request", {})
-    table = Path(asked.get("table", files.path)).name
+    seen = state.get("seen", {})
     splits = state["methods"][files.choice["alone"]].get("splits")
     about = [
         f"{seen['rows']:,} rows of {seen['clients']:,} clients" if seen else "",
         f"{splits} splits" if splits else "",
-        time.strftime("%d %B %Y", time.localtime((files.path / AUTO).stat().st_mtime)),
+        _date(files),
     ]
     return {
-        "title": f"{asked.get('target', 'target')} in {table}, "
-        f"by {asked.get('client', 'client')}",
+        "title": _title(files),
         "about": " · ".join(filter(None, about)),
         "tone": "open" if state["deploy"] is None else tone(state["findings"]),
         "verdict": list(map(str, state["verdict"])),
         "tiles": _tiles(files),
         "sections": [one for one in sections if one],
     }
+
+
+def _title(files: AutoFiles) -> str:
+    asked = files.state.get("request", {})
+    table = Path(asked.get("table", files.path)).name
+    who = asked.get("client", "client")
+    return f"{asked.get('target', 'target')} in {table}, by {who}"
+
+
+def _date(files: AutoFiles) -> str:
+    written = (files.path / AUTO).stat().st_mtime
+    return time.strftime("%d %B %Y", time.localtime(written))
 
 
 def tone(found: Plain) -> str:
@@ -349,7 +359,7 @@ def _client(files: AutoFiles, row: Row) -> Plain:
     ]
     return {
         "title": row["client"],
-        "about": f"{int(row['rows']):,} rows",
+        "about": f"{_title(files)} · {int(row['rows']):,} rows · {_date(files)}",
         "kind": "fedblend report for one client",
         "tone": tone,
         "verdict": lines,

@@ -186,7 +186,7 @@ def why_section(files: AutoFiles) -> Plain | None:
         sorted(named, key=lambda row: -parse_number(row["loss"])), "why.csv"
     )
     if others := len(files.why) - len(named):
-        more = [*more, {"lines": [f"{others:,} others: {BEYOND}."]}]
+        more = [*more, {"lines": [f"{others:,} more: {BEYOND}."]}]
     rows = [
         [
             row["client"],
@@ -251,9 +251,9 @@ def calibration_section(files: AutoFiles) -> Plain | None:
         "calibration",
         "Calibration",
         f"Rows predicted by {files.title(files.choice['method'])}, which was fitted to "
-        f"the other four fifths of all rows. {sum(map(is_off, clients)):,} of "
-        f"{len(clients):,} clients are off by more than their interval; by chance "
-        "alone it would be one of 20.",
+        "the other four fifths of all rows. Off by more than their interval: "
+        f"{sum(map(is_off, clients)):,} of {len(clients):,}; by chance alone, one of "
+        "20.",
         table_block(
             ["Client", "Is", "Observed", "Expected", f"{what} (95 %)", "less ← → more"],
             rows,

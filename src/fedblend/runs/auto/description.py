@@ -31,6 +31,8 @@ LARGE, SMALL = 0.15, 0.03
 """Shares of variance, or distances beyond chance: what is called much, and little."""
 FEWEST_COUNTS = 7
 """Different whole numbers from which they may be counts, and not classes."""
+ROWS_OF_A_CLASS = 5
+"""Half of the classes need so many rows, so that each part of a split has one."""
 ONE_ROW = 0.5
 """Share of the target's variance from which a row is named."""
 
@@ -77,8 +79,17 @@ def check(data: FederatedData, kind: str, client: str, target: str) -> None:
             f"{client}: none of the {data.clients} clients has 4 rows, which it needs "
             "to train, validate and test"
         )
-    if kind in NUMBERS and not np.ptp(all_rows(data)[1]):
+    targets = all_rows(data)[1]
+    if kind in NUMBERS and not np.ptp(targets):
         raise DataError(f"{target}: is the same in all rows; there is nothing to learn")
+    if kind == "classes":
+        counts = np.unique(targets, return_counts=True)[1]
+        if np.median(counts) < ROWS_OF_A_CLASS:
+            raise DataError(
+                f"{target}: {len(counts)} classes in {len(targets)} rows, most of them "
+                f"with fewer than {ROWS_OF_A_CLASS}; group its values into fewer "
+                "classes, or predict another column"
+            )
 
 
 def are_counts(built: Built, request: Request) -> bool:
@@ -234,7 +245,10 @@ def lines(seen: dict[str, Any]) -> list[str]:
         f"(median {usual})."
     ]
     if seen["columns"]:
-        said += [f"  {one['column']}: {one['done']}" for one in seen["columns"]]
+        said += [
+            f"  {one['column']}: {one['seen']}; {one['done']}"
+            for one in seen["columns"]
+        ]
     if "classes" in seen:
         said.append(_label_line(seen))
     else:
