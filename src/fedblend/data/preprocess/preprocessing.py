@@ -116,17 +116,16 @@ class Preprocessing:
     def transform_encoded(self, encoded: np.ndarray) -> np.ndarray:
         """The inputs of rows that the schema encoded: float32 [rows, features]."""
         columns = np.asarray(encoded).T
-        parts = [
-            _inputs(column, fitted, numbers)
-            for column, fitted, numbers in zip(
-                self.schema.kept, self.fitted, columns, strict=True
-            )
-        ]
-        parts += [
-            _rank(self.fitted[place], columns[place])[:, None]
-            for place in self.schema.ranked
-        ]
-        return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
+        made = np.empty((len(encoded), len(self.features)), np.float32)
+        inputs = iter(made.T)
+        for column, fitted, numbers in zip(
+            self.schema.kept, self.fitted, columns, strict=True
+        ):
+            for one in _inputs(column, fitted, numbers):
+                next(inputs)[:] = one
+        for place in self.schema.ranked:
+            next(inputs)[:] = _rank(self.fitted[place], columns[place])
+        return made
 
     def count_clipped(self, inputs: np.ndarray) -> dict[str, int]:
         """The columns with clipped values among these inputs, and how many values."""
@@ -229,8 +228,8 @@ def describe(
     ]
 
 
-def _inputs(column: Column, fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
-    """The inputs of one column: float64 [rows, features of the column]."""
+def _inputs(column: Column, fitted: Fitted, numbers: np.ndarray) -> list[np.ndarray]:
+    """The inputs of one column: float64 [rows], one for each of its features."""
     absent = np.isnan(numbers)
     if column.encoding == "one_hot":
         parts = _one_hot(column, fitted, numbers, absent)
@@ -239,8 +238,7 @@ def _inputs(column: Column, fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
         for part in column.parts:
             angle = 2 * np.pi * numbers / PERIODS[part]
             parts += [np.where(absent, 0.0, wave(angle)) for wave in (np.sin, np.cos)]
-    parts += [absent.astype(np.float64)] if column.missing else []
-    return np.stack(parts, axis=1)
+    return [*parts, absent.astype(np.float64)] if column.missing else parts
 
 
 def _quantity(

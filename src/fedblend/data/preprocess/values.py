@@ -86,7 +86,11 @@ def factorize(column: np.ndarray) -> Factors:
             else known.setdefault((type(value), value), len(known))
         )
 
-    stored = (one if isinstance(one, Hashable) else str(one) for one in column.tolist())
+    stored = column.tolist()
+    if {*map(type, stored)} <= {str, type(None)}:
+        code = {value: code(value) for value in dict.fromkeys(stored)}.__getitem__
+    else:
+        stored = (one if isinstance(one, Hashable) else str(one) for one in stored)
     codes = np.fromiter(map(code, stored), np.int64, len(column))
     return Factors(codes, [value for _, value in known])
 

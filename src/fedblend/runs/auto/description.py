@@ -20,7 +20,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.data.readers.tables import check_names
 from fedblend.data.readers.targets import log_shift_of, look_like_counts
 from fedblend.runs.auto.candidates import Request
-from fedblend.runs.auto.linear import PooledRows
+from fedblend.runs.auto.linear import flat_inputs, repeat_clients, row_order
 from fedblend.runs.auto.looks import look
 from fedblend.runs.auto.verdict import JUDGED
 
@@ -59,11 +59,18 @@ def look_at(data: Data, request: Request) -> tuple[Request, list[str]]:
 
 def all_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, targets and clients of the rows of all splits together."""
-    parts = [PooledRows.read(split) for split in data.splits.values()]
-    owners = [np.repeat(np.arange(data.clients), part.counts) for part in parts]
-    inputs = np.concatenate([part.inputs[:, 1:] for part in parts])
-    targets = np.concatenate([part.targets for part in parts])
-    return inputs, targets, np.concatenate(owners)
+    splits = [*data.splits.values()]
+    inputs = [flat_inputs(split)[row_order(split)] for split in splits]
+    owners = [repeat_clients(split.counts) for split in splits]
+    return np.concatenate(inputs), all_targets(data), np.concatenate(owners)
+
+
+def all_targets(data: FederatedData) -> np.ndarray:
+    """Targets of the rows of all splits together."""
+    splits = data.splits.values()
+    return np.concatenate(
+        [np.asarray(split.examples[1])[row_order(split)] for split in splits]
+    )
 
 
 def check(data: FederatedData, kind: str, client: str, target: str) -> None:
@@ -79,7 +86,7 @@ def check(data: FederatedData, kind: str, client: str, target: str) -> None:
             f"{client}: none of the {data.clients} clients has 4 rows, which it needs "
             "to train, validate and test"
         )
-    targets = all_rows(data)[1]
+    targets = all_targets(data)
     if kind in NUMBERS and not np.ptp(targets):
         raise DataError(f"{target}: is the same in all rows; there is nothing to learn")
     if kind == "classes":
@@ -101,7 +108,7 @@ def are_counts(built: Built, request: Request) -> bool:
     whole = all(label.isdecimal() for label in task.labels)
     if not numbers and (len(task.labels) < FEWEST_COUNTS or not whole):
         return False
-    targets = all_rows(built.federated_data)[1]
+    targets = all_targets(built.federated_data)
     return look_like_counts(
         targets if numbers else np.array(task.labels, float)[targets]
     )
@@ -120,7 +127,7 @@ def log_shift(built: Built, request: Request) -> float | None:
         )
     if not numbers or request.scale == "linear":
         return None
-    targets = all_rows(built.federated_data)[1]
+    targets = all_targets(built.federated_data)
     if request.scale == "log":
         return 0.0 if targets.min() > 0 else 1.0
     return log_shift_of(targets)
@@ -130,7 +137,7 @@ def target_warnings(built: Built, target: str) -> list[str]:
     """A warning where one row has most of the variance of a target that is a number."""
     if built.task.kind != "regression":
         return []
-    flat = all_rows(built.federated_data)[1].astype(np.float64).reshape(-1)
+    flat = all_targets(built.federated_data).astype(np.float64).reshape(-1)
     away = (flat - flat.mean()) ** 2
     share = away.max() / away.sum()
     if share < ONE_ROW:
@@ -217,18 +224,20 @@ def variance_between(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
     >>> variance_between(values, np.array([0, 0, 1, 1])).round(2)
     array([0.99])
     """
-    values = np.asarray(values, np.float64)
     counts = np.bincount(owner)
     counts, owner = counts[counts > 0], np.unique(owner, return_inverse=True)[1]
     clients, rows = len(counts), len(values)
     if rows <= clients:
         return np.zeros(values.shape[1])
-    means = np.stack([np.bincount(owner, column) / counts for column in values.T], 1)
-    total = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
-    outside = (counts[:, None] * (means - values.mean(axis=0)) ** 2).sum(axis=0)
-    within = (total - outside) / (rows - clients)
-    share = (outside - (clients - 1) * within) / np.where(total > 0, total, 1)
-    return np.where(total > 0, np.maximum(share, 0.0), 0.0)
+
+    def share(column: np.ndarray) -> float:
+        away = column - column.mean()
+        total = away @ away
+        outside = counts @ (np.bincount(owner, away) / counts) ** 2
+        within = (total - outside) / (rows - clients)
+        return max((outside - (clients - 1) * within) / total, 0.0) if total else 0.0
+
+    return np.array([share(column.astype(np.float64)) for column in values.T])
 
 
 def _features(built: Built, width: int) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def open_state(request: Request, out: Path) -> dict[str, Any]:
     """What is known of a comparison: nothing, or what the folder has."""
     if not request.table.is_file():
         raise RunError(f"{request.table}: no such file")
-    digest = hashlib.sha256(request.table.read_bytes()).hexdigest()
+    with request.table.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     place = str(request.table.absolute())
     asked = {**request._asdict(), "table": place, "sha256": digest}
     asked |= {key: list(getattr(request, key)) for key in ("inputs", "drop", "keep")}

@@ -64,7 +64,7 @@ def read_letters(table: Table) -> Table:
         table: whose splits are the folds of ``divide``.
     """
     task = table.task
-    rows = scale_rows(table.chosen.federated_data.train, task)
+    rows = scale_rows(task, table.chosen.federated_data.train)
     models = np.zeros((len(rows.counts), count_entries(task)))
     if task.kind != "regression":
         models = hierarchical_models(

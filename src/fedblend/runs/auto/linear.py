@@ -10,7 +10,7 @@ client, the derivatives of its loss at its model, and ``selection.one_letter`` s
 for all models. For squared errors one step is exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ MOST_STEPS = 30
 TOLERANCE = 1e-9
 """A step that promises to lower the objective by a smaller part of its first value is
 the last."""
+BLOCK = 2**15
+"""Rows of a large table that are multiplied at once: more need memory, and no time."""
 
 
 class PooledRows:
@@ -48,15 +50,25 @@ class PooledRows:
         self.clients = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
 
     @classmethod
-    def read(cls, shards: Any, ranks: int = 0) -> "PooledRows":
-        """The rows of a split of federated data, whose last inputs are ``ranks``."""
-        places = zip(shards.starts, shards.counts, strict=True)
-        order = np.concatenate([np.arange(at, at + count) for at, count in places])
-        inputs, targets = (np.asarray(leaf)[order] for leaf in shards.examples)
-        inputs = inputs.reshape(len(inputs), -1).astype(np.float64)
-        plain, ranked = np.split(inputs, [inputs.shape[1] - ranks], axis=1)
-        plain = np.hstack([np.ones((len(plain), 1)), plain])
-        return cls(plain, targets, np.asarray(shards.counts), ranked)
+    def read(cls, *splits: Any, ranks: int = 0) -> "PooledRows":
+        """The rows of splits of the same clients, whose last inputs are ``ranks``."""
+        owner = np.concatenate([repeat_clients(one.counts) for one in splits])
+        order = np.argsort(owner, kind="stable")
+        places = [row_order(one) for one in splits]
+        inputs = [flat_inputs(one) for one in splits]
+        width = inputs[0].shape[1]
+
+        def pick(leaves: Sequence[np.ndarray]) -> np.ndarray:
+            each = [leaf[at] for leaf, at in zip(leaves, places, strict=True)]
+            return np.concatenate(each)[order]
+
+        plain = np.ones((len(order), 1 + width - ranks))
+        for place in range(width - ranks):  # column by column: no second copy
+            plain[:, 1 + place] = pick([of[:, place] for of in inputs])
+        ranked = pick([of[:, width - ranks :] for of in inputs])
+        targets = pick([np.asarray(one.examples[1]) for one in splits])
+        counts = np.sum([one.counts for one in splits], axis=0)
+        return cls(plain, targets, counts, ranked)
 
     @cached_property
     def grams(self) -> np.ndarray:
@@ -71,6 +83,28 @@ class PooledRows:
             return self.inputs @ shaped[0].T
         parts = zip(self.clients, shaped, strict=True)
         return np.concatenate([self.inputs[at] @ model.T for at, model in parts])
+
+
+def repeat_clients(counts: np.ndarray) -> np.ndarray:
+    """The client of each row.
+
+    >>> repeat_clients(np.array([2, 1]))
+    array([0, 0, 1])
+    """
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def row_order(shards: Any) -> np.ndarray:
+    """Where the rows of a split are in its arrays, one client after another."""
+    counts = np.asarray(shards.counts)
+    skipped = np.asarray(shards.starts) - np.cumsum(counts) + counts
+    return np.arange(counts.sum()) + np.repeat(skipped, counts)
+
+
+def flat_inputs(shards: Any) -> np.ndarray:
+    """The inputs of a split, [rows, inputs]."""
+    inputs = np.asarray(shards.examples[0])
+    return inputs.reshape(len(inputs), -1)
 
 
 def losses(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -112,10 +146,13 @@ def _curvature(
     """The Hessian in the entries of a model, and of one of other inputs if given."""
     others = inputs if others is None else others
     outputs, width = second.shape[1], inputs.shape[1]
-    found = np.empty((outputs, width, outputs, others.shape[1]))
-    for left in range(outputs):
-        for right in range(outputs):
-            found[left, :, right] = (inputs.T * second[:, left, right]) @ others
+    found = np.zeros((outputs, width, outputs, others.shape[1]))
+    for first in range(0, len(inputs), BLOCK):
+        some = slice(first, first + BLOCK)
+        x, bend, y = inputs[some], second[some], others[some]
+        for left in range(outputs):
+            for right in range(outputs):
+                found[left, :, right] += (x.T * bend[:, left, right]) @ y
     return found.reshape(outputs * width, -1)
 
 

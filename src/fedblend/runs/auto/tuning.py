@@ -90,12 +90,12 @@ class Split(NamedTuple):
     @classmethod
     def read(cls, data: FederatedData, name: str, task: Task) -> "Split":
         """The split of federated data, with the held-out rows of this name."""
-        return cls(scale_rows(data.train, task), scale_rows(data.splits[name], task))
+        return cls(scale_rows(task, data.train), scale_rows(task, data.splits[name]))
 
 
-def scale_rows(shards: Any, task: Task) -> PooledRows:
-    """Rows with targets in the unit that models are trained in."""
-    rows = PooledRows.read(shards, task.ranks)
+def scale_rows(task: Task, *splits: Any) -> PooledRows:
+    """Rows of these splits, with targets in the unit that models are trained in."""
+    rows = PooledRows.read(*splits, ranks=task.ranks)
     if task.kind in NUMBERS:
         rows.targets = task.change_unit(rows.targets.astype(np.float64))
     return rows

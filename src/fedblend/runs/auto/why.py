@@ -30,10 +30,10 @@ import numpy as np
 from scipy import stats
 
 from fedblend.config.build import Built
-from fedblend.data.dataset import NUMBERS
 from fedblend.data.preprocess.columns import SCALED
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.runs.auto.linear import PooledRows, losses, one_model
+from fedblend.runs.auto.tuning import scale_rows
 from fedblend.stats.intervals import LEVEL, holm
 
 FOLDS = 5
@@ -179,18 +179,7 @@ def explain_gaps(
 
 def fitted_rows(built: Built) -> PooledRows:
     """The rows of all splits together, with targets in the unit of training."""
-    data, task = built.federated_data, built.task
-    parts = [PooledRows.read(split, task.ranks) for split in data.splits.values()]
-    order = [
-        (part, at)
-        for client in zip(*(of.clients for of in parts), strict=True)
-        for part, at in zip(parts, client, strict=True)
-    ]
-    inputs = np.concatenate([part.inputs[at] for part, at in order])
-    targets = np.concatenate([part.targets[at] for part, at in order])
-    if task.kind in NUMBERS:
-        targets = task.change_unit(targets.astype(np.float64))
-    return PooledRows(inputs, targets, np.sum([part.counts for part in parts], axis=0))
+    return scale_rows(built.task, *built.federated_data.splits.values())
 
 
 def _above_chance(gains: np.ndarray) -> float:
