@@ -127,20 +127,20 @@ def test_the_brier_score_moment_by_moment():
 
 
 def test_cox_optimum_by_scipy():
-    from fedblend.runs.auto.cox import cox_models
-    from fedblend.runs.auto.linear import PooledRows
+    from fedblend.runs.auto.linear import PooledRows, hierarchical_models
 
     rows = PooledRows(
         np.insert(np.vstack([INPUTS, INPUTS[:20]]), 0, 1.0, axis=1),
         np.append(TARGETS, -TARGETS[:20]),
         np.array([ROWS, 20]),
     )
-    events = (~np.signbit(rows.targets)).sum()
     slopes, ridge = 0.2, 0.05
 
     def value(here):
         shared, own = here[:3], here[3:].reshape(2, 3)
-        total = events * ridge * (shared**2).sum() / 2 + (own**2).sum() / (2 * slopes)
+        total = len(rows.targets) * ridge * (shared**2).sum() / 2 + (own**2).sum() / (
+            2 * slopes
+        )
         for at, model in zip(rows.clients, shared + own, strict=True):
             times, seen = np.abs(rows.targets[at]), ~np.signbit(rows.targets[at])
             scores = rows.inputs[at][:, 1:] @ model
@@ -150,7 +150,7 @@ def test_cox_optimum_by_scipy():
         return total
 
     least = minimize(value, np.zeros(9), method="BFGS", options={"gtol": 1e-8}).x
-    found = cox_models(rows, slopes=slopes, ridge=ridge)
+    found = hierarchical_models("survival", rows, 1, slopes=slopes, ridge=ridge)
     expected = least[:3] + least[3:].reshape(2, 3)
     np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
     np.testing.assert_allclose(found[:, 0], 0, atol=1e-9)

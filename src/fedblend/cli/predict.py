@@ -127,7 +127,8 @@ def predict(
     """Predict the rows of a raw table; preprocessing is part of the model.
 
     In a run, the column that named the clients in training selects the model of each
-    row; without it, the shared model predicts.
+    row; without it, the shared model predicts. Of times until an event, the risk and
+    the probability of survival at three horizons are predicted.
 
     [bold]Examples[/bold]
 
@@ -141,11 +142,13 @@ def predict(
     from fedblend.runs.predict import predict_file
     from fedblend.runs.run_folder import csv_text, write_text
     from fedblend.runs.saved_run import load
+    from fedblend.runs.survival_models import MODELS, SurvivalModels
 
     if out is not None and not out.parent.is_dir():
         raise RunError(f"--out: there is no folder {out.parent}")
     if model.is_dir():
-        run = load(model, imports=imports)
+        survival = (model / MODELS).is_file()
+        run = SurvivalModels(model) if survival else load(model, imports=imports)
         found = run.predictions(table, client, shared=shared, seed=seed)
     elif client is not None or shared or seed is not None:
         raise RunError(

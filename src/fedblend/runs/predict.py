@@ -101,6 +101,23 @@ def predict_all(
     return predictions_of(of, of.outputs(encode_rows(of, source, others)))
 
 
+def name_clients(table: RawTable, column: str, names: Sequence[str]) -> list[str]:
+    """The client of each row, who has to be one of those of the run."""
+    keys, present = labels_of(table.columns[column])
+    found, known = [str(key) for key in keys], {*names}
+    for row, name in enumerate(found):
+        if not present[row] or name not in known:
+            said = f"client {name!r}" if present[row] else "no client"
+            raise DataError(
+                f"{table.where}: row {row} (counted from 0) has {said} in column "
+                f"{column!r}, who took no part in the run; --shared predicts with the "
+                "shared model"
+            )
+    if not found:
+        raise DataError(f"{table.where}: there are no rows")
+    return found
+
+
 def predict_by_client(
     model: Callable[[int], Portable],
     names: Sequence[str],
@@ -117,18 +134,7 @@ def predict_by_client(
         column: the column that names the client of each row.
         others: columns that are no inputs.
     """
-    keys, present = labels_of(table.columns[column])
-    found, ids = [str(key) for key in keys], {name: i for i, name in enumerate(names)}
-    for row, name in enumerate(found):
-        if not present[row] or name not in ids:
-            said = f"client {name!r}" if present[row] else "no client"
-            raise DataError(
-                f"{table.where}: row {row} (counted from 0) has {said} in column "
-                f"{column!r}, who took no part in the run; --shared predicts with the "
-                "shared model"
-            )
-    if not found:
-        raise DataError(f"{table.where}: there are no rows")
+    found, ids = name_clients(table, column, names), {n: i for i, n in enumerate(names)}
     owner = np.array([ids[name] for name in found])
     first = model(int(owner[0]))
     inputs = encode_rows(first, dict(table.columns), others)

@@ -121,7 +121,11 @@ def find_run(path: Path) -> Folder:
     if not (path / AUTO).is_file():
         return Folder(path)
     state = read_comparison(path)
-    refuse_survival(path, state)
+    if state.get("kind") == "survival":
+        raise RunError(
+            f"{path}: holds models of times until an event, in models.json; fedblend "
+            "predict, show and report take them, and nothing else does"
+        )
     method = state["deploy"]
     if method is None:
         raise RunError(
@@ -129,15 +133,6 @@ def find_run(path: Path) -> Folder:
             "named instead"
         )
     return Folder(path / "runs" / str(method))
-
-
-def refuse_survival(path: Path, state: Mapping[str, Any]) -> None:
-    """Refuse a comparison of times until an event, which keeps no run."""
-    if state.get("kind") == "survival":
-        raise RunError(
-            f"{path}: holds models of times until an event, in models.json; there is "
-            "no run and no page of them"
-        )
 
 
 def read_comparison(path: Path) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class RiskSets:
         """Of the events."""
         self.first = np.searchsorted(times[self.order], self.times)
         """The first row that is at risk at each event."""
+        self.last = float(times.max(initial=0.0))
+        """When the last row was seen."""
 
     def _sums_at_risk(self, values: np.ndarray) -> np.ndarray:
         """Sums over the rows at risk at each event; rows are in order of time."""

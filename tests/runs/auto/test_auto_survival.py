@@ -14,7 +14,7 @@ from fedblend.cli import main
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.tables import read_table
 from fedblend.errors import InputError
-from fedblend.runs.auto import survival
+from fedblend.runs.auto import comparison
 from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.comparison import Screen
 from fedblend.runs.auto.survival_rows import read_survival
@@ -44,7 +44,7 @@ ASKED: dict[str, Any] = {"client": "site", "target": "months", "event": "died"}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survival, "SPLITS", 4)
+        patch.setattr(comparison, "SPLITS", 4)
         out, lines = tmp_path_factory.mktemp("auto") / "out", []
         table = {
             **columns(),
@@ -93,16 +93,39 @@ def test_a_finished_comparison_is_said_again(found, tmp_path, capsys):
     words += ["--client", "site", "--target", "months", "--event", "died"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "Deploy FedAvg" in said and "Kaplan-Meier" in said and "page:" not in said
-    table = str(auto.folder / "table.csv")
-    for words in (["report"], ["predict", table]):
-        words.insert(1, str(auto.folder))
-        assert main(words) == 2
-        assert "holds models of times until an event" in capsys.readouterr().err
+    assert "Deploy FedAvg" in said and "Kaplan-Meier" in said and "page:" in said
+    assert main(["export", str(auto.folder), "--shared"]) == 2
+    assert "holds models of times until an event" in capsys.readouterr().err
+
+
+def test_predict_has_risks_and_survival(found, capsys):
+    """By a client's own model, until its last row was seen; or by the shared one."""
+    auto, _, table = found
+    file = str(auto.folder / "table.csv")
+    assert main(["predict", str(auto.folder), file]) == 0
+    made = [*csv.DictReader(capsys.readouterr().out.splitlines())]
+    names = [name for name in made[0] if name.startswith("survival")]
+    assert len(made) == len(table["age"]) and len(names) == 3
+    own = [row for row in made if row["client"] == "site 0"]
+    risks = [float(row["risk"]) for row in own]
+    assert np.corrcoef(risks, table["age"][:ROWS])[0, 1] > 0.95
+    for name in names:
+        horizon = float(name.removeprefix("survival "))
+        chances = [float(row[name]) for row in own if row[name]]
+        later = table["months"][:ROWS].max() < horizon
+        assert len(chances) == (0 if later else ROWS)
+        # Survival falls with the risk, all rows have the same curve at heart.
+        base = np.log(chances) / np.exp(risks[: len(chances)])
+        np.testing.assert_allclose(base, base[:1].repeat(len(base)), rtol=1e-6)
+    assert main(["predict", str(auto.folder), file, "--shared"]) == 0
+    assert "client" not in capsys.readouterr().out.splitlines()[0]
+    strangers = {**table, "site": np.full(len(table["age"]), "elsewhere")}
+    with pytest.raises(InputError, match=r"client 'elsewhere' .* took no part"):
+        auto.run().predictions(strangers)
 
 
 def test_without_effects_nothing_is_deployed(tmp_path, monkeypatch):
-    monkeypatch.setattr(survival, "SPLITS", 4)
+    monkeypatch.setattr(comparison, "SPLITS", 4)
     auto = fb.auto(columns(1, signal=0.0), **ASKED, out=tmp_path / "o", quiet=True)
     assert auto.deploy is None
 
@@ -130,7 +153,7 @@ def test_without_effects_nothing_is_deployed(tmp_path, monkeypatch):
         ({}, {"event": "death"}, "there is no column 'death'"),
         ({"site": np.full(360, "one")}, {}, "site: all rows belong to one client"),
         ({}, {"kind": "regression"}, "kind: .*left out where event"),
-        ({}, {"time": "age"}, "time: .*left out where event"),
+        ({}, {"once": True}, "once: .*left out where event"),
     ],
 )
 def test_bad_tables_are_one_line(change, asked, line, tmp_path):

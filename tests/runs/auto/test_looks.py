@@ -12,6 +12,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.config.build import build
+from fedblend.config.tables.data import load_dataset
 from fedblend.data.dataset import DataError
 from fedblend.runs.auto.candidates import Request, configuration
 from fedblend.runs.auto.description import look_at
@@ -200,16 +201,17 @@ def visits(tmp_path):
 
 
 def test_request_has_what_was_done_and_keep_undoes_it(visits):
-    data = configuration(visits, "fedavg", {}, seeds=[0]).data
-    found, lines = look_at(data, visits)
+    data = load_dataset(configuration(visits, "fedavg", {}, seeds=[0]).data)
+    found, lines = look_at(visits, data)
     assert found.preprocess == {"patient_no": "drop"}
     assert any("--group patient_no" in one for one in lines)
     assert any(one.startswith("year:") and "--time COLUMN" in one for one in lines)
-    kept, lines = look_at(data, visits._replace(keep=("patient_no",)))
+    kept, lines = look_at(visits._replace(keep=("patient_no",)), data)
     assert not kept.preprocess and any("patient_no" in one for one in lines)
-    assert not look_at(data, visits._replace(inputs=("patient_no", "x")))[0].preprocess
+    named = visits._replace(inputs=("patient_no", "x"))
+    assert not look_at(named, data)[0].preprocess
     with pytest.raises(DataError, match="keep: there is no input 'z'"):
-        look_at(data, visits._replace(keep=("z",)))
+        look_at(visits._replace(keep=("z",)), data)
 
 
 def test_letters_by_time_are_refused(visits):
@@ -221,10 +223,9 @@ def test_letters_by_time_are_refused(visits):
 def test_the_run_that_is_kept_has_the_rows_of_the_comparison(visits):
     """By time and by group; the configuration says how."""
     for asked in ({"time": "year"}, {"group": "patient_no"}):
-        request = look_at(
-            configuration(visits._replace(**asked), "fedavg", {}, seeds=[0]).data,
-            visits._replace(**asked),
-        )[0]
+        request = visits._replace(**asked)
+        data = configuration(request, "fedavg", {}, seeds=[0]).data
+        request = look_at(request, load_dataset(data))[0]
         config = configuration(
             request, "fedavg", {"ridge": 0.1}, seeds=[0, 1, 2], kind="regression"
         )

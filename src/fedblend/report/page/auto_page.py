@@ -20,11 +20,13 @@ from fedblend.report.page.auto_tables import (
     calibration_section,
     clients_section,
     columns_section,
+    curves_section,
     draw_intervals,
     effects_section,
     ends_of,
     interval_text,
     parse_number,
+    ranks_section,
     section,
     short,
     table_block,
@@ -38,12 +40,12 @@ from fedblend.runs.run_folder import (
     read_json,
     read_summary,
     read_table,
-    refuse_survival,
 )
 from fedblend.stats.intervals import LEVEL
 
 ALONE = local_only.__name__
 """The method of a verdict to train alone."""
+FILES = ("clients", "why", "effects", "curves")
 NUMBER_BITS = 32
 PRICE = 1.0
 """USD per GB that is sent or received, as of mobile data."""
@@ -56,10 +58,9 @@ def read_auto(path: Path) -> AutoFiles | None:
     if not (path / AUTO).is_file():
         return None
     state = read_json(path / AUTO)
-    refuse_survival(path, state)
     if not state.get("verdict") or not state.get("findings"):
         return None
-    files = [path / f"{name}.csv" for name in ("clients", "why", "effects")]
+    files = [path / f"{name}.csv" for name in FILES]
     return AutoFiles(
         path, state, *(read_table(file) if file.is_file() else [] for file in files)
     )
@@ -77,14 +78,18 @@ def auto_content(files: AutoFiles) -> Plain:
         raise RunError(f"{files.path / AUTO}: is damaged") from None
 
 
+OWN = (calibration_section, curves_section)
+"""Further sections of the page, and of that of a client."""
+
+
 def _content(files: AutoFiles) -> Plain:
     state, makers = (
         files.state,
-        (_warnings, _methods, clients_section, why_section, calibration_section),
+        (_warnings, _methods, ranks_section, clients_section, why_section),
     )
     sections = [
         make(files)
-        for make in (*makers, effects_section, _leaves, _next, columns_section)
+        for make in (*makers, *OWN, effects_section, _leaves, _next, columns_section)
     ]
     seen = state.get("seen", {})
     splits = state["methods"][files.choice["alone"]].get("splits")
@@ -249,16 +254,20 @@ def _methods(files: AutoFiles) -> Plain:
 
 def _leaves(files: AutoFiles) -> Plain | None:
     name, methods = files.choice["candidate"], files.state["methods"]
-    folder = Folder(files.path / "runs" / name)
-    if not folder.summary.is_file():
+    folder, known = Folder(files.path / "runs" / name), methods[name]
+    if "letters" in known:
+        rounds, up = known["letters"], NUMBER_BITS * known["numbers"]
+    elif folder.summary.is_file():
+        run = read_summary(folder)["runs"][0]
+        rounds, up = int(run["round"]), run["bits"]["up_per_client"]["mean"]
+        up /= rounds
+    else:
         return None
-    rounds = int(read_summary(folder)["runs"][0]["round"])
-    bits, title = methods[name].get("bits_per_client"), files.title(name)
-    up = read_summary(folder)["runs"][0]["bits"]["up_per_client"]["mean"]
+    bits, title = known.get("bits_per_client"), files.title(name)
     clients, inputs = (files.state["seen"][key] for key in ("clients", "inputs"))
     lines = [
         f"With {title}, in each of {rounds} rounds: "
-        f"{up / rounds / NUMBER_BITS:,.0f} numbers ({human_bits(up / rounds)}), "
+        f"{up / NUMBER_BITS:,.0f} numbers ({human_bits(up)}), "
         + (
             "the slope and the curvature of its loss at the shared model, which are "
             "sums over its rows. No row and no own coefficient leaves it."
@@ -269,6 +278,11 @@ def _leaves(files: AutoFiles) -> Plain | None:
         "Once, before: its number of rows, and for each column the share of rows with "
         "a value, their mean and variance, or the share of each category.",
     ]
+    if "letters" in known:
+        lines.append(
+            "This is what Newton's method would send; fedblend federation does not "
+            "run models of times yet, and found these with all rows in one place."
+        )
     if name != files.state["deploy"]:
         lines.insert(0, "With training alone: nothing.")
     few = [row for row in files.clients if int(row["rows"]) <= inputs]
@@ -303,6 +317,8 @@ def _next(files: AutoFiles) -> Plain:
         (f"federation init trial --from {path}", "the same on real machines"),
     ]
     alone = files.state["deploy"] == ALONE
+    if "letters" in files.state["methods"][files.state["deploy"]]:
+        steps = [steps[0], steps[2]]  # no run, so nothing else takes it
     steps = steps[:3] if alone else steps
     blocks = [{"commands": [[f"fedblend {line}", words] for line, words in steps]}]
     lead = "The folder is the model of the verdict for all commands below."
@@ -332,6 +348,7 @@ def _client(files: AutoFiles, row: Row) -> Plain:
     own = files._replace(
         clients=[row],
         why=[one for one in files.why if one["client"] == row["client"]],
+        curves=[one for one in files.curves if one["client"] == row["client"]],
         effects=[],
     )
     title = files.title(files.choice["candidate"])
@@ -354,9 +371,7 @@ def _client(files: AutoFiles, row: Row) -> Plain:
     if known:
         gain = interval_text(row, CLIENT_GAIN, "+.2g")
         lines.append(f"Gain over training alone on your test rows (95 %): {gain}.")
-    sections = [
-        make(own) for make in (clients_section, why_section, calibration_section)
-    ]
+    sections = [make(own) for make in (clients_section, why_section, *OWN)]
     return {
         "title": row["client"],
         "about": f"{_title(files)} · {int(row['rows']):,} rows · {_date(files)}",
@@ -364,5 +379,5 @@ def _client(files: AutoFiles, row: Row) -> Plain:
         "tone": tone,
         "verdict": lines,
         "tiles": [],
-        "sections": sections,
+        "sections": [one for one in sections if one],
     }

@@ -32,6 +32,7 @@ class AutoFiles(NamedTuple):
     clients: list[Row]
     why: list[Row]
     effects: list[Row]
+    curves: list[Row]
 
     @property
     def choice(self) -> Plain:
@@ -111,7 +112,7 @@ def ends_of(keys: Sequence[str]) -> Callable[[Plain], list[float]]:
     return lambda row: [parse_number(row.get(key)) for key in keys]
 
 
-def _some(rows: Sequence[Row], file: str) -> tuple[Sequence[Row], list[Plain]]:
+def _some(rows: Sequence[Any], file: str) -> tuple[Sequence[Any], list[Plain]]:
     """As many rows as a table shows, and where the others are."""
     left = len(rows) - MOST_SHOWN
     more = [{"lines": [f"{left:,} more are in {file}."]}] if left > 0 else []
@@ -286,17 +287,17 @@ def effects_section(files: AutoFiles) -> Plain | None:
             for row, picture in zip(rows, draw_intervals(rows, ends), strict=True)
         ]
 
-    def is_clear(row: Row) -> bool:
-        return not parse_number(row["low"]) <= neutral <= parse_number(row["high"])
+    def is_vague(row: Row) -> bool:
+        return parse_number(row["low"]) <= neutral <= parse_number(row["high"])
 
     shared = [row for row in files.effects if not row["client"]]
     own = [row for row in files.effects if row["client"]]
     name, blocks = f"{files.state['effect']} (95 %)", []
     if shared:
         slopes = [row for row in shared if row["input"] != "level"]
-        blocks.append(
-            table_block(["Input", name, "lowers ← → raises"], lines(slopes, "input"))
-        )
+        some, more = _some(sorted(slopes, key=is_vague), "effects.csv")
+        heads = ["Input", name, "lowers ← → raises"]
+        blocks += [table_block(heads, lines(some, "input")), *more]
         levels = [row for row in own if row["input"] == "level"]
         some, more = _some(
             sorted(levels, key=lambda row: -abs(ends(row)[0])), "effects.csv"
@@ -304,7 +305,7 @@ def effects_section(files: AutoFiles) -> Plain | None:
         if some:
             heads = ["Own level of", name, "lower ← → higher"]
             blocks += [table_block(heads, lines(some, "client")), *more]
-        clear = [row for row in own if row["input"] != "level" and is_clear(row)]
+        clear = [row for row in own if row["input"] != "level" and not is_vague(row)]
         if clear:
             said = [
                 f"{row['client']}: {row['input']}, beyond the shared one "
@@ -318,11 +319,11 @@ def effects_section(files: AutoFiles) -> Plain | None:
             (row["client"], row["input"]): interval_text(row, EFFECT, style)
             for row in own
         }
-        inputs = dict.fromkeys(row["input"] for row in own if row["input"] != "level")
-        rows = [
-            [of, *(cells.get((who, of), MISSING) for who in names)] for of in inputs
-        ]
-        blocks.append(table_block(["Input", *names], rows))
+        slopes = [row for row in own if row["input"] != "level"]
+        inputs = dict.fromkeys(row["input"] for row in sorted(slopes, key=is_vague))
+        some, more = _some([*inputs], "effects.csv")
+        rows = [[of, *(cells.get((who, of), MISSING) for who in names)] for of in some]
+        blocks += [table_block(["Input", *names], rows), *more]
         if len(names) < len({row["client"] for row in own}):
             blocks.append({"lines": ["Those of all clients are in effects.csv."]})
     return section(
@@ -332,6 +333,63 @@ def effects_section(files: AutoFiles) -> Plain | None:
         f"{name}, of inputs together. They are shrunk as the method shrinks them, "
         "and say what predicts, not what causes.",
         *blocks,
+    )
+
+
+def ranks_section(files: AutoFiles) -> Plain | None:
+    """C-index and integrated Brier score of models of times until an event."""
+    known = [of for of in files.state["methods"].values() if "intervals" in of]
+    if not known:
+        return None
+    keys, rows = ("c_index", "brier"), []
+    for of in known:
+        ends = (dict(zip(EFFECT, of["intervals"][key], strict=True)) for key in keys)
+        rows.append([of["title"], *(interval_text(one, EFFECT, ".3f") for one in ends)])
+    rows_held, events = files.state["held"]
+    return section(
+        "ranks",
+        "Ranks and probabilities",
+        "C-index: how often the row with the earlier event has the higher risk; more "
+        "is better, 0.5 is chance. Integrated Brier score: the squared error of "
+        "survival over time; less is better. Means over clients, intervals over "
+        f"splits: a split tests {rows_held:,} rows, of which only {events:,} have "
+        "their event, so methods whose intervals overlap cannot be told apart.",
+        table_block(["Method", "C-index (95 %)", "Brier (95 %)"], rows),
+    )
+
+
+def curves_section(files: AutoFiles) -> Plain | None:
+    """What each client saw and what its model predicts, over time."""
+    if not files.curves:
+        return None
+    by_client: dict[str, list[Row]] = {}
+    for row in files.curves:
+        by_client.setdefault(row["client"], []).append(row)
+    large = sorted(files.clients, key=lambda row: -int(row["rows"]))
+    shown, more = _some([row["client"] for row in large], "curves.csv")
+    titles = {"kaplan_meier": "Kaplan-Meier", "predicted": "mean prediction"}
+    figures = [
+        {
+            "title": name,
+            "lines": [
+                {
+                    "label": label,
+                    "x": [float(row["time"]) for row in by_client[name]],
+                    "y": [float(row[key]) for row in by_client[name]],
+                }
+                for key, label in titles.items()
+            ],
+        }
+        for name in shown
+    ]
+    return section(
+        "curves",
+        "Survival",
+        "Rows without the event over time, as seen (Kaplan-Meier) and as predicted by "
+        f"{files.title(files.first)}, mean over the same rows, which it was trained "
+        "on. Each client has a baseline of its own, so only the shape can be missed.",
+        {"figures": figures, "xLabel": f"{files.state['request']['target']}"},
+        *more,
     )
 
 

@@ -15,7 +15,6 @@ from fedblend.errors import UserError
 from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.comparison import AutoComparison, Screen
 from fedblend.runs.auto.folder import AutoResult
-from fedblend.runs.auto.survival import SurvivalComparison
 
 SCALES = (None, "log", "linear")
 """Of targets that are numbers."""
@@ -76,10 +75,10 @@ def auto(
     columns = tuple(inputs), tuple(drop)
     asked = Request(path, client, target, kind, *columns, scale, once or None)
     request = asked._replace(keep=tuple(keep), time=time, group=group, event=event)
-    if event is None:
-        AutoComparison(request, folder, minutes, screen).complete()
-    else:
-        SurvivalComparison(request, folder, minutes, screen).complete()
+    for key in ("kind", "scale", "once"):
+        if event is not None and (value := getattr(request, key)) is not None:
+            raise UserError(key, value, "left out where event is given")
+    AutoComparison(request, folder, minutes, screen).complete()
     return AutoResult(folder)
 
 

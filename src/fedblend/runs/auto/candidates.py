@@ -40,6 +40,10 @@ FLIX_ROUNDS = 30
 """Rounds of FLIX times the root of l2: momentum needs more where l2 is small."""
 
 
+NO_LEVEL = {"survival": {"level": 0.0}}
+"""Where the hazard of each client is its own anyhow."""
+
+
 class Candidate(NamedTuple):
     """A method of the comparison."""
 
@@ -73,7 +77,11 @@ CANDIDATES = (
         "local only",
         {"level": 1.0, "slopes": 0.1},
         # Targets are centered at the mean of all clients, which one alone cannot know.
-        fixed={"regression": {"level": 1e4}, "counts": {"level": 100.0}},
+        fixed={
+            "regression": {"level": 1e4},
+            "counts": {"level": 100.0},
+            **NO_LEVEL,
+        },
         again={"slopes": 1e-4},
     ),
     Candidate("fedavg", "FedAvg", {"ridge": 1e-3}),
@@ -88,6 +96,7 @@ CANDIDATES = (
         "hierarchical",
         {"slopes": 0.01, "level": 0.1},
         {"ridge": ("fedavg", "ridge"), "level": ("own_intercepts", "level")},
+        fixed=NO_LEVEL,
     ),
     # Its rates come from constants that the Poisson loss does not have.
     Candidate("flix", "FLIX", {"alpha": 0.5, "l2": 0.01}, not_for=("counts",)),
@@ -109,6 +118,8 @@ CANDIDATES = (
 )
 """The simplest first: this order decides between methods that are as good."""
 BY_NAME = {one.name: one for one in CANDIDATES}
+COX = (ALONE, "fedavg", "hierarchical")
+"""Methods for times until an event: a row of these has no loss by itself."""
 OWN = {"network_level": "last/bias", "network_head": "last"}
 """The part of the network that is a client's own."""
 

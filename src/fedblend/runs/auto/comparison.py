@@ -17,17 +17,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedblend.config.build import Built, build
+from fedblend.config.build import Built
 from fedblend.config.config import Config, dump
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, sentences
-from fedblend.runs.auto.candidates import ALONE, BY_NAME, CANDIDATES, Request
+from fedblend.runs.auto.candidates import (
+    ALONE,
+    BY_NAME,
+    CANDIDATES,
+    COX,
+    Candidate,
+    Request,
+)
 from fedblend.runs.auto.contest import CRITERIA, Contest
 from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
 from fedblend.runs.auto.kept_runs import count_affordable, keep_run
 from fedblend.runs.auto.letters import count_entries, divide
+from fedblend.runs.auto.survival import (
+    add_survival,
+    build_rows,
+    read_datasets,
+    write_survival,
+)
 from fedblend.simulation.run import Run
 from fedblend.trees import precision
 
@@ -85,8 +98,9 @@ class AutoComparison:
 
     def judge(self) -> list[int]:
         """Look, tune and decide; the seeds of the splits."""
-        data = self._config("fedavg", [0]).data
-        self.request, self.state["looks"] = description.look_at(data, self.request)
+        datasets = read_datasets(self._config("fedavg", [0]), self.request)
+        found = description.look_at(self.request, *datasets)
+        self.request, self.state["looks"] = found
         built = self._build("fedavg", [0], candidates.VALIDATION)
         if description.are_counts(built, self.request):
             self.request = self.request._replace(kind="counts")
@@ -141,7 +155,8 @@ class AutoComparison:
         )
 
     def _build(self, name: str, seeds: list[int], validation: float) -> Built:
-        return build(self._config(name, seeds, validation=validation))
+        config = self._config(name, seeds, validation=validation)
+        return build_rows(config, self.request)
 
     def _look(self, built: Built) -> None:
         """Describe the table, and choose the criterion of the comparison."""
@@ -177,23 +192,29 @@ class AutoComparison:
         if self.request.once or self.state["methods"]:
             return
         few, begun = contest.shorten(LEAST_SPLITS), self._time
-        for place, name in enumerate(FIRST, 1):
-            until = begun + place * FIRST_SECONDS / len(FIRST)
-            few.evaluate(BY_NAME[name], self._left(until))
+        first = [one for one in self._compared(contest) if one.name in FIRST]
+        for place, candidate in enumerate(first, 1):
+            until = begun + place * FIRST_SECONDS / len(first)
+            few.evaluate(candidate, self._left(until))
         what, *_ = few.say(*few.decide())
         self._say(f"first answer, after {self._time:.0f} s: {what}")
 
-    def _compare(self, contest: Contest) -> None:
-        """Tune every method, and score it; settings that are known stay."""
-        state, once = self.state, self.request.once
-        state["left_out"] = []
-        kind, models = contest.table.task.kind, {"linear"} if once else {*TIME}
-        compared = [
+    def _compared(self, contest: Contest) -> list[Candidate]:
+        """The methods for such a target, the simplest first."""
+        if (kind := contest.table.task.kind) == "survival":
+            return [BY_NAME[name] for name in COX]
+        models = {"linear"} if self.request.once else {*TIME}
+        return [
             one
             for one in CANDIDATES
             if one.model in models
             if kind not in one.not_for and (one.deployable or find_spec("sklearn"))
         ]
+
+    def _compare(self, contest: Contest) -> None:
+        """Tune every method, and score it; settings that are known stay."""
+        state, compared = self.state, self._compared(contest)
+        state["left_out"] = []
         self._say(
             f"Comparing {len(compared)} methods by {state['criterion']}, the mean over "
             f"clients and {len(contest.table.to_test)} splits; settings are chosen on "
@@ -238,6 +259,8 @@ class AutoComparison:
         tested = contest.table.tested
         tables, facts = insight(tested, trained, found, contest.settings)
         state |= facts
+        if state["kind"] == "survival":
+            add_survival(state, contest, tables["clients"])
         for name, rows in tables.items():
             self.out.mkdir(parents=True, exist_ok=True)
             run_folder.write_table(self.out / f"{name}.csv", rows)
@@ -246,6 +269,10 @@ class AutoComparison:
         """The runs that are kept: training alone, FedAvg, and the choice."""
         found = self.state["findings"]
         if found is None:
+            return
+        if self.state["kind"] == "survival":
+            config = self._config("fedavg", [0])
+            write_survival(self.out, config, self.request, self.state)
             return
         done: dict[str, Run] = {}
         kept = dict.fromkeys([*ALWAYS, found["choice"]["candidate"]])
@@ -277,7 +304,7 @@ class AutoComparison:
     def _write(self) -> None:
         """The configuration to continue with, the table of methods, and the page."""
         found = self.state["findings"]
-        if found is not None:
+        if found is not None and self.state["kind"] != "survival":
             folder = run_folder.Folder(self.folder(found["choice"]["method"]))
             config = run_folder.read_config(folder)
             run_folder.write_text(self.out / "config.toml", dump(config))

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.config.build import Built
-from fedblend.config.tables.data import Data, load_dataset
-from fedblend.data.dataset import NUMBERS, DataError, generator
+from fedblend.data.dataset import NUMBERS, DataError, Dataset, generator
 from fedblend.data.federated import FederatedData
 from fedblend.data.readers.tables import check_names
 from fedblend.data.readers.targets import log_shift_of, look_like_counts
@@ -23,6 +22,7 @@ from fedblend.runs.auto.candidates import Request
 from fedblend.runs.auto.linear import flat_inputs, repeat_clients, row_order
 from fedblend.runs.auto.looks import look
 from fedblend.runs.auto.verdict import JUDGED
+from fedblend.stats.survival import read_targets
 
 SHUFFLES = 10
 NAMED = 3
@@ -37,21 +37,21 @@ ONE_ROW = 0.5
 """Share of the target's variance from which a row is named."""
 
 
-def look_at(data: Data, request: Request) -> tuple[Request, list[str]]:
+def look_at(request: Request, *datasets: Dataset) -> tuple[Request, list[str]]:
     """The request with what was done to columns, and what was found, in lines.
 
     Args:
-        data: the table and its columns.
         request: ``keep`` and ``inputs`` name columns that stay as they are.
+        datasets: the table, with each of its targets.
     """
-    dataset = load_dataset(data)
-    if dataset.schema is None:
+    schema = datasets[0].schema
+    if schema is None:
         return request, []
     keep = (*request.keep, *request.inputs)
-    of_table = {one.name: one for one in dataset.schema.columns}
+    of_table = {one.name: one for one in schema.columns}
     check_names(keep, [*of_table], "input", f"{request.table}: keep")
     gone = [name for name in keep if of_table[name].encoding == "drop"]
-    found = look(dataset, keep)
+    found = dict.fromkeys(one for each in datasets for one in look(each, keep))
     choices = dict.fromkeys(gone, "standardize")
     choices |= {one.column: one.choice for one in found if one.choice}
     return request._replace(preprocess=choices), [one.line for one in found]
@@ -133,8 +133,18 @@ def log_shift(built: Built, request: Request) -> float | None:
     return log_shift_of(targets)
 
 
+def count_events(data: FederatedData) -> np.ndarray:
+    """The events of every client, of targets that are times."""
+    _, targets, owner = all_rows(data)
+    return np.bincount(owner, read_targets(targets)[1], data.clients).astype(int)
+
+
 def target_warnings(built: Built, target: str) -> list[str]:
-    """A warning where one row has most of the variance of a target that is a number."""
+    """Warnings of clients without events, and of a row with most of the variance."""
+    if built.task.kind == "survival":
+        data = built.federated_data
+        none = [data.name(int(one)) for one in np.flatnonzero(count_events(data) == 0)]
+        return [f"all rows of {one!r} are censored: they tell little" for one in none]
     if built.task.kind != "regression":
         return []
     flat = all_targets(built.federated_data).astype(np.float64).reshape(-1)
@@ -166,6 +176,9 @@ def describe(built: Built) -> dict[str, Any]:
     }
     if task.kind in ("classes", "binary"):
         seen |= _classes(targets, owner, task.labels)
+    elif task.kind == "survival":
+        events = count_events(data)
+        seen["events"] = [int(f(events)) for f in (np.sum, np.min, np.max)]
     else:
         flat = targets.reshape(len(targets), -1)
         seen["target_between_clients"] = float(variance_between(flat, owner).mean())
@@ -260,6 +273,11 @@ def lines(seen: dict[str, Any]) -> list[str]:
         ]
     if "classes" in seen:
         said.append(_label_line(seen))
+    elif "events" in seen:
+        total, low, high = seen["events"]
+        said.append(
+            f"{total} events, {low} to {high} of a client; other rows are censored."
+        )
     else:
         share, shift = seen["target_between_clients"], seen["log_shift"]
         what = "a number"

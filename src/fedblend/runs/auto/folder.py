@@ -10,7 +10,8 @@ from fedblend.errors import RunError
 from fedblend.report.page import write_page
 from fedblend.runs import run_folder
 from fedblend.runs.auto.candidates import Request
-from fedblend.runs.saved_run import SavedRun, load
+from fedblend.runs.saved_run import load
+from fedblend.runs.survival_models import SurvivalModels
 
 FORMAT = 2
 """Of ``auto.json``."""
@@ -105,8 +106,13 @@ class AutoResult:
 
         return pandas.DataFrame(self.table)
 
-    def run(self, method: str | None = None) -> SavedRun:
-        """The saved run of a method, by default of the one to deploy."""
+    def run(self, method: str | None = None) -> Any:
+        """The saved run of a method, by default of the one to deploy.
+
+        Of times until an event, its models, which predict as a run does.
+        """
+        if self._state["kind"] == "survival":
+            return SurvivalModels(self.folder, method)
         return load(self._folder(method))
 
     def predict(self, rows: Any, *, client: str, method: str | None = None) -> Any:

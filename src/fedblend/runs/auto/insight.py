@@ -27,15 +27,20 @@ from fedblend.runs.auto.tuning import Split, models
 from fedblend.runs.auto.verdict import Findings, MethodScores, difference, interval
 from fedblend.runs.auto.why import FEWEST, explain_gaps, fitted_rows
 from fedblend.runs.auto.worth import learning_curve, worth_in_rows
+from fedblend.stats.survival import read_targets
 
 FOLDS = 5
 MOST_EXPLAINED = 200
 """Clients of which it is told why they differ: those with the most rows."""
 LEVEL = "level"
-EFFECTS = {"binary": "odds ratio", "regression": "change of the target"}
+EFFECTS = {
+    "binary": "odds ratio",
+    "regression": "change of the target",
+    "survival": "hazard ratio",
+}
 """What a coefficient is shown as, by the kind of target."""
-SHARES = ("binary", "classes")
-"""Targets of which a mean is the share of a class."""
+SHARES = ("binary", "classes", "survival")
+"""Targets of which a mean is the share of a class, or of events."""
 COVERED = 0.95
 Row = dict[str, Any]
 
@@ -71,7 +76,8 @@ def insight(
     ]
     tables = {"clients": clients}
     setting, linear = settings[method], BY_NAME[method].model == "linear"
-    if linear:
+    by_row = task.kind != "survival"  # what single rows are expected to be
+    if linear and by_row:
         for line, more in zip(
             clients, calibration(task, method, rows, setting, place), strict=True
         ):
@@ -79,7 +85,9 @@ def insight(
     if linear and task.outputs == 1 and {*setting} <= {"level", "slopes", "ridge"}:
         tables["effects"] = effects(task, method, rows, setting, names, fitted)
     few = max(FEWEST, int(np.sort(rows.counts)[-MOST_EXPLAINED:][0]))
-    gaps = explain_gaps(task.kind, rows, task.outputs, names, fitted, fewest=few)
+    gaps = []
+    if by_row:
+        gaps = explain_gaps(task.kind, rows, task.outputs, names, fitted, fewest=few)
     tables["why"] = [
         {
             "client": gap.client,
@@ -114,6 +122,8 @@ def _observed(task: Task, rows: PooledRows, place: int) -> np.ndarray:
         return (rows.targets == place).astype(float)
     if task.kind == "binary":
         return (rows.targets > 0).astype(float)
+    if task.kind == "survival":
+        return read_targets(rows.targets)[1].astype(float)
     return rows.targets.reshape(len(rows.targets), -1)[:, 0]
 
 
@@ -265,7 +275,7 @@ def effects(
         }
         for client, values, errors in parts
         for name, value, error in zip(inputs, values, errors, strict=True)
-        if error > 0
+        if error > 0 and (name != LEVEL or task.kind != "survival")
     ]
 
 

@@ -8,6 +8,10 @@ slopes. ``hierarchical_models`` and ``flix_models`` minimize what
 method with step halving on all variables at once. Each step needs one letter of every
 client, the derivatives of its loss at its model, and ``selection.one_letter`` solves
 for all models. For squared errors one step is exact.
+
+*Times until an event*: the loss is minus the logarithm of Cox's partial likelihood, in
+which only rows of the same client are at risk together. A client's own hazard takes the
+place of an intercept, which is 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +23,7 @@ from scipy.special import expit, log_expit, log_softmax, xlogy
 
 from fedblend.data.dataset import NUMBERS
 from fedblend.selection.one_letter import Letters, newton_step, solve_singular
+from fedblend.stats.survival import RiskSets
 
 MOST_STEPS = 30
 TOLERANCE = 1e-9
@@ -76,6 +81,11 @@ class PooledRows:
         parts = [self.inputs[at] for at in self.clients]
         return np.stack([part.T @ part for part in parts])
 
+    @cached_property
+    def risk_sets(self) -> list[RiskSets]:
+        """Every client's rows in order of time, where targets are times."""
+        return [RiskSets(self.targets[at]) for at in self.clients]
+
     def scores(self, models: np.ndarray) -> np.ndarray:
         """[rows, outputs] by the model of each row's client, or by one for all."""
         shaped = models.reshape(len(models), -1, self.inputs.shape[1])
@@ -121,6 +131,12 @@ def losses(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return -log_softmax(scores, axis=1)[np.arange(len(scores)), targets]
 
 
+def cox_losses(rows: PooledRows, scores: np.ndarray) -> np.ndarray:
+    """Minus the logarithm of the partial likelihood of every client's rows."""
+    parts = zip(rows.risk_sets, rows.clients, strict=True)
+    return np.array([sets.loss(scores[at, 0]) for sets, at in parts])
+
+
 def _objective(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """What is minimized: half the squared error, or half the deviance."""
     return losses(kind, scores, targets) / (2 if kind in NUMBERS else 1)
@@ -163,7 +179,12 @@ def write_derivatives(
 
     It is what a client sends in a round: [clients, entries], with one axis more.
     """
-    first, second = _derivatives(kind, rows.scores(models), rows.targets)
+    scores = rows.scores(models)
+    if kind == "survival":
+        parts = zip(rows.risk_sets, rows.clients, strict=True)
+        each = [of.derivatives(scores[at, 0], rows.inputs[at]) for of, at in parts]
+        return tuple(map(np.stack, zip(*each, strict=True)))
+    first, second = _derivatives(kind, scores, rows.targets)
     slope = [(first[at].T @ rows.inputs[at]).ravel() for at in rows.clients]
     if kind == "regression":
         return np.stack(slope), rows.grams
@@ -256,6 +277,13 @@ def _entry_vector(
     return found.ravel()
 
 
+def _ridge(kind: str, rows: PooledRows, outputs: int, ridge: float) -> np.ndarray:
+    """The penalty of the shared model's entries."""
+    # An intercept changes nothing where hazards are the clients' own.
+    level = float(kind == "survival")
+    return len(rows.targets) * _entry_vector(rows, outputs, level, ridge)
+
+
 def hierarchical_models(
     kind: str,
     rows: PooledRows,
@@ -268,8 +296,8 @@ def hierarchical_models(
 ) -> np.ndarray:
     """Every client's model, [clients, entries]; options of ``hierarchical``."""
     scale = np.sqrt(_entry_vector(rows, outputs, level, slopes))
-    penalty = len(rows.targets) * _entry_vector(rows, outputs, 0.0, ridge)
-    if not scale.any():
+    penalty = _ridge(kind, rows, outputs, ridge)
+    if not scale.any() and kind != "survival":
         model = one_model(kind, rows, outputs, penalty)
         return np.repeat(model[None], len(rows.counts), axis=0)
     scales = np.broadcast_to(scale, (len(rows.counts), len(scale)))
@@ -304,12 +332,15 @@ def _joint(
     kind: str, rows: PooledRows, scales: np.ndarray, penalty: np.ndarray, share: bool
 ) -> np.ndarray:
     """Models shared + scales_i * u_i, over shared and all u_i, with 1/2 |u_i|^2."""
-    if 2 * rows.counts.max() < rows.inputs.shape[1]:
+    if kind != "survival" and 2 * rows.counts.max() < rows.inputs.shape[1]:
         return _joint_in_row_spaces(kind, rows, scales, penalty, share)
 
     def total(models):
         rows.letters += 1
-        return _objective(kind, rows.scores(models), rows.targets).sum()
+        scores = rows.scores(models)
+        if kind == "survival":
+            return cox_losses(rows, scores).sum()
+        return _objective(kind, scores, rows.targets).sum()
 
     def derivatives(models):
         return write_derivatives(kind, rows, models)
@@ -452,7 +483,7 @@ def coefficients(
     options = {"level": level, "slopes": slopes, "ridge": ridge, "share": share}
     models = hierarchical_models(kind, rows, outputs, **options)
     variance = _entry_vector(rows, outputs, level, slopes)
-    penalty = len(rows.targets) * _entry_vector(rows, outputs, 0.0, ridge)
+    penalty = _ridge(kind, rows, outputs, ridge)
     slope, curve = write_derivatives(kind, rows, models)
     # Where the objective is least, so is u_i = own / scale: u_i = -scale * slope_i.
     own = -variance * slope if share else models

@@ -11,7 +11,7 @@ from fedblend.data.readers.read import read
 from fedblend.data.readers.tables import RawTable, check_names, read_table
 from fedblend.data.readers.targets import labels_of
 from fedblend.runs.auto.candidates import Request
-from fedblend.stats.survival import write_targets
+from fedblend.stats.survival import read_targets, write_targets
 
 LEAST_EVENTS = 10
 """Of a comparison."""
@@ -39,7 +39,18 @@ def read_survival(request: Request) -> Dataset:
         inputs=request.inputs or None,
         drop=[name for name in request.drop if name != event],
         kind="regression",
+        preprocess=request.preprocess or "auto",
+        time=request.time,
+        group=request.group,
     )
+
+
+def views(dataset: Dataset) -> list[Dataset]:
+    """The same rows with times as targets, and with whether the event was seen."""
+    inputs, targets = dataset.rows
+    times, events = read_targets(targets)
+    by_event = dataset._replace(rows=(inputs, events.astype(np.int32)), kind="binary")
+    return [dataset._replace(rows=(inputs, times)), by_event]
 
 
 def _numbers(

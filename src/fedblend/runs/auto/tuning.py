@@ -19,7 +19,6 @@ from fedblend.data.dataset import NUMBERS, Task
 from fedblend.data.federated import FederatedData
 from fedblend.runs.auto import linear
 from fedblend.runs.auto.candidates import ALONE, Candidate, Request
-from fedblend.runs.auto.cox import cox_models, measure_cox
 from fedblend.runs.auto.linear import PooledRows
 from fedblend.selection.one_letter import (
     Letters,
@@ -28,6 +27,7 @@ from fedblend.selection.one_letter import (
     solve_models,
 )
 from fedblend.stats.constant_baseline import constant_losses
+from fedblend.stats.survival import concordance
 
 FACTORS = (10.0, 3.0)
 LEAST, MOST = 1e-6, 1e6
@@ -112,8 +112,6 @@ def models(
         return solve_models(rows, **setting, share=share, outputs=task.outputs)[1]
     if name == "flix":
         return linear.flix_models(task.kind, rows, task.outputs, **setting)
-    if task.kind == "survival":
-        return cox_models(rows, **setting, share=share)
     return linear.hierarchical_models(
         task.kind, rows, task.outputs, **setting, share=share
     )
@@ -195,7 +193,11 @@ def _metrics(
         return client_means(values, held.counts)
 
     if task.kind == "survival":
-        return measure_cox(scores, held)
+        ranks = [concordance(scores[at, 0], held.targets[at]) for at in held.clients]
+        loss = linear.cox_losses(held, scores) / np.where(
+            held.counts > 0, held.counts, np.nan
+        )
+        return {"cox_loss": loss, "c_index": np.array(ranks)}
     loss = mean(linear.losses(task.kind, scores, held.targets))
     if task.kind == "regression":
         gap = np.abs(scores[:, 0] - held.targets.reshape(len(scores)))

@@ -119,7 +119,8 @@ function lineFigure(lines, options) {
     for (const line of visible) {
       const stroke = color(line.color);
       data.push(spread(line, line.y));
-      series.push({ label: line.label, stroke, width: 2, dash: line.dash, spanGaps: true, points: { show: false } });
+      series.push({ label: line.label, stroke, width: 2, dash: line.dash, spanGaps: true, points: { show: false },
+        paths: options.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined });
       if (!line.low) continue;
       data.push(spread(line, line.high), spread(line, line.low));
       const edge = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };

@@ -67,6 +67,8 @@ function blockOf(block) {
   if (block.heads) return table("", block.heads, block.rows.map((row) => row.map(cell)), block.texts);
   if (block.fold) return el("details", {}, el("summary", {}, block.fold), el("pre", { tabindex: "0" }, block.text));
   if (block.commands) return el("dl", { class: "facts steps" }, block.commands.flatMap(([line, words]) => [el("dt", {}, words), el("dd", {}, el("code", {}, line))]));
+  if (block.figures) return el("div", { class: "figures" }, block.figures.map((one) => el("div", {}, el("h3", {}, one.title),
+    lineFigure(one.lines.map((line, at) => ({ ...runColor(at), ...line })), { label: one.title, xLabel: block.xLabel, height: 200, stepped: true }))));
   return el("ul", { class: "lines" }, block.lines.map((line) => el("li", {}, line)));
 }
 
