@@ -336,15 +336,21 @@ def effects_section(files: AutoFiles) -> Plain | None:
     )
 
 
+def _ends_text(ends: Sequence[Any]) -> str:
+    """A mean and the ends of its interval."""
+    row: Plain = dict(zip(EFFECT, ends, strict=True))
+    return interval_text(row, EFFECT, ".3f")
+
+
 def ranks_section(files: AutoFiles) -> Plain | None:
     """C-index and integrated Brier score of models of times until an event."""
     known = [of for of in files.state["methods"].values() if "intervals" in of]
     if not known:
         return None
-    keys, rows = ("c_index", "brier"), []
-    for of in known:
-        ends = (dict(zip(EFFECT, of["intervals"][key], strict=True)) for key in keys)
-        rows.append([of["title"], *(interval_text(one, EFFECT, ".3f") for one in ends)])
+    rows = [
+        [of["title"], *(_ends_text(of["intervals"][key]) for key in ("c_index", "brier"))]
+        for of in known
+    ]
     rows_held, events = files.state["held"]
     return section(
         "ranks",

@@ -183,7 +183,8 @@ def write_derivatives(
     if kind == "survival":
         parts = zip(rows.risk_sets, rows.clients, strict=True)
         each = [of.derivatives(scores[at, 0], rows.inputs[at]) for of, at in parts]
-        return tuple(map(np.stack, zip(*each, strict=True)))
+        slope, curve = map(np.stack, zip(*each, strict=True))
+        return slope, curve
     first, second = _derivatives(kind, scores, rows.targets)
     slope = [(first[at].T @ rows.inputs[at]).ravel() for at in rows.clients]
     if kind == "regression":
