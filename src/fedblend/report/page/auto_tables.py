@@ -348,7 +348,10 @@ def ranks_section(files: AutoFiles) -> Plain | None:
     if not known:
         return None
     rows = [
-        [of["title"], *(_ends_text(of["intervals"][key]) for key in ("c_index", "brier"))]
+        [
+            of["title"],
+            *(_ends_text(of["intervals"][key]) for key in ("c_index", "brier")),
+        ]
         for of in known
     ]
     rows_held, events = files.state["held"]
