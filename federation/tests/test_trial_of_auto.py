@@ -56,11 +56,13 @@ def found(tmp_path_factory) -> Path:
 
 def test_a_federation_finds_the_models_of_the_kept_run(found, tmp_path, capsys):
     place = tmp_path / "trial"
-    assert main(["federation", "init", str(place), "--from", str(found)]) == 0
+    asked = ["init", str(place), "--from", str(found), "--with-keys"]
+    assert main(["federation", *asked]) == 0
     names = ["st-mary-s", "north", "south"]
     title = trial_of(found).method
     said = capsys.readouterr()
     assert f"a trial of {title}" in said.out
+    assert f"fedblend federation run {place}/server/trial.toml" in said.out
     # Whoever takes the policies of a trial for real rows has been warned.
     assert "add no noise to gradients" in " ".join((said.out + said.err).split())
     homes = {path.name: path for path in (place / "nodes").iterdir()}

@@ -174,6 +174,25 @@ def test_histories_of_flower(tmp_path, form):
     assert found.higher_is_better
 
 
+def test_results_of_pfllib(tmp_path):
+    """Names and series as its ``save_results`` writes them."""
+    h5py = pytest.importorskip("h5py")
+    last = {"FedAvg": [0.7, 0.71, 0.69], "Ditto": [0.8, 0.79, 0.78]}
+    for method, scores in last.items():
+        for seed, score in enumerate(scores):
+            path = tmp_path / f"Tiny_ImageNet_{method}_test_{seed}.h5"
+            with h5py.File(path, "w") as file:
+                file.create_dataset("rs_test_acc", data=[0.9, score])
+                file.create_dataset("rs_test_auc", data=[])
+    found = fb.judge([*tmp_path.iterdir()], baseline="FedAvg", score="accuracy")
+    (one,) = found.candidates
+    assert (one.method, one.seeds, found.higher_is_better) == ("Ditto", 3, True)
+    assert one.gain == pytest.approx(0.09)
+    for score, line in (("auc", "with rs_test_auc"), ("acc", "did you mean")):
+        with pytest.raises(RunError, match=line):
+            fb.judge([*tmp_path.iterdir()], baseline="FedAvg", score=score)
+
+
 def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch, made):
     monkeypatch.setenv("COLUMNS", "120")
     path = tmp_path / "scores.csv"
@@ -229,6 +248,10 @@ def test_other_files_are_refused(tmp_path, capsys):
     )
     (tmp_path / "run.h5").write_bytes(b"\x89HDF")
     assert main(["judge", str(tmp_path / "run.h5")]) == 2
+    assert "known are accuracy, auc" in capsys.readouterr().err
+    assert main(["judge", str(tmp_path / "run.h5"), "--score", "auc"]) == 2
+    assert "is no file of PFLlib's" in capsys.readouterr().err
+    assert main(["judge", str(tmp_path / "run.txt")]) == 2
     assert "is neither a table (.csv, .tsv)" in capsys.readouterr().err
     assert main(["judge", str(tmp_path / "run.json")]) == 2
     assert "known are accuracy" in capsys.readouterr().err

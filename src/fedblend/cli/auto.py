@@ -79,10 +79,11 @@ def auto(
     fedblend auto heart.csv --client center --target disease
     """
     screen.compile_cache()
+    from fedblend.data.readers.tables import table_name
     from fedblend.runs.auto import auto as compared
     from fedblend.runs.auto.comparison import Screen
 
-    place = out or Path("runs") / (table.stem or "auto")
+    place = out or Path("runs") / (table_name(table) or "auto")
     with (
         screen.interruptible("interrupted; the same command continues"),
         screen.lasting_interrupt() as stop,

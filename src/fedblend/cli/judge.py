@@ -18,7 +18,7 @@ def judge(
     scores: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SCORES...", help="Files with scores: .csv, .tsv or .json."
+            metavar="SCORES...", help="Files with scores: .csv, .tsv, .json or .h5."
         ),
     ],
     baseline: Annotated[
@@ -41,7 +41,7 @@ def judge(
     seed: Annotated[str | None, option("Column with the seed.", "COLUMN")] = None,
     score: Annotated[
         str | None,
-        option("Column with the score; in a .json history, a metric.", "COLUMN"),
+        option("Column with the score; of .json and .h5 files, a metric.", "COLUMN"),
     ] = None,
     overlap: Annotated[
         float,
@@ -56,7 +56,8 @@ def judge(
 
     Scores are paired by client and seed. Gains have intervals; p-values are corrected
     for all candidates that were searched. Reads tables with the columns method, client,
-    seed and score, NVFlare's results.tsv, and Flower's histories as METHOD-SEED.json.
+    seed and score, NVFlare's results.tsv, Flower's histories as METHOD-SEED.json, and
+    PFLlib's DATASET_METHOD_GOAL_SEED.h5.
 
     [bold]Examples[/bold]
 

@@ -9,10 +9,13 @@
   score count as candidates that were tried.
 - Flower's history as JSON, one file for each run, ``METHOD-SEED.json``: the last round
   of the metric that ``score`` names, distributed before centralized.
+- PFLlib's results, one file for each run, ``DATASET_METHOD_GOAL_SEED.h5``: the last
+  round of the accuracy or the AUC, which is one number for all clients.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,8 @@ NVFLARE = {"commit", "score", "status", "description"}
 RUN_NAME = re.compile(r"(?P<method>.+?)[-_.](?:seed)?[-_]?(?P<seed>\d+)")
 FLOWER = ("distributed", "centralized"), ("clientapp", "serverapp")
 """Where values come from, in Flower's History and in its later Result."""
+PFLLIB = {"accuracy": "rs_test_acc", "auc": "rs_test_auc"}
+"""Series in PFLlib's files, by the metric that ``score`` names."""
 
 
 class Columns(NamedTuple):
@@ -58,9 +63,10 @@ def read_scores(source: Any, columns: Columns) -> Scores:
     if isinstance(source, Sequence):
         paths = [Path(path) for path in source]
         kinds = {path.suffix for path in paths}
-        if kinds == {".json"}:
-            rows = [row for path in paths for row in _flower_rows(path, columns.score)]
-            return _table(_where(paths), rows, Columns())
+        for kind, read in {".json": _flower_rows, ".h5": _pfllib_rows}.items():
+            if kinds == {kind}:
+                rows = [row for path in paths for row in read(path, columns.score)]
+                return _table(_where(paths), rows, Columns())
         rows = [row for path in paths for row in _file_rows(path)]
         if rows and rows[0].keys() >= NVFLARE:
             return _nvflare(_where(paths), rows)
@@ -78,7 +84,10 @@ def _where(paths: Sequence[Path]) -> str:
 
 def _file_rows(path: Path) -> Sequence[Row]:
     if path.suffix not in (".csv", ".tsv"):
-        raise RunError(f"{path}: is neither a table (.csv, .tsv) nor a history (.json)")
+        raise RunError(
+            f"{path}: is neither a table (.csv, .tsv) nor a history (.json, .h5) among "
+            "files of one kind"
+        )
     return read_table(path, "\t" if path.suffix == ".tsv" else ",")
 
 
@@ -136,6 +145,22 @@ def _flower_rows(path: Path, metric: str | None) -> Iterable[Row]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for client, score in pairs:
         yield {"method": method, "seed": seed, "client": client, "score": score}
+
+
+def _pfllib_rows(path: Path, metric: str | None) -> Iterable[Row]:
+    """The last round of a run."""
+    if metric not in PFLLIB:
+        raise RunError(f"{path}: --score: {metric!r}: {hint(metric or '', PFLLIB)}")
+    try:
+        _, method, _, seed = path.stem.rsplit("_", 3)
+        with import_module("h5py").File(path) as file:
+            score = float(file[PFLLIB[metric]][-1])
+    except ModuleNotFoundError:
+        raise RunError(f"{path}: needs h5py: pip install h5py") from None
+    except (OSError, LookupError, ValueError):
+        line = "is no file of PFLlib's, such as Cifar10_FedAvg_test_0.h5"
+        raise RunError(f"{path}: {line} with {PFLLIB[metric]}") from None
+    yield {"method": method, "seed": seed, "score": score}
 
 
 def _last_values(content: Mapping[str, Any]) -> dict[str, Any]:

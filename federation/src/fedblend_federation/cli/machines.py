@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend federation``: the machines of a federation: keys, services, checks."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,11 @@ ServerPath = Annotated[
         metavar="FILE", help="Settings of the server, the server.toml that init wrote."
     ),
 ]
+ON_THIS_MACHINE = """\
+to try it on this machine:
+  fedblend federation server {0}/server/server.toml &
+  for node in {0}/nodes/*; do fedblend federation node "$node/node.toml" & done
+  fedblend federation run {0}/server/trial.toml"""
 
 
 @app.command("describe")
@@ -150,6 +156,8 @@ def init(
         typer.echo(
             f"whoever has {folder} can open what any node masks, and pose as any node"
         )
+    if trial is not None and with_keys and host is None:
+        typer.echo(ON_THIS_MACHINE.format(shlex.quote(str(folder))))
 
 
 @app.command("keys")

@@ -147,8 +147,16 @@ def _read_file(path: Path) -> RawTable:
     except (pyarrow.ArrowException, *_DAMAGE) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
-    name = Path(path.stem).stem if path.suffix in (".gz", ".zip") else path.stem
-    return _read_arrow(table, str(path), name, notes)
+    return _read_arrow(table, str(path), table_name(path), notes)
+
+
+def table_name(path: Path) -> str:
+    """The name of a file without what says how it is written.
+
+    >>> table_name(Path("data/heart.csv.gz")), table_name(Path("v1.2.csv"))
+    ('heart', 'v1.2')
+    """
+    return Path(path.stem).stem if path.suffix in (".gz", ".zip") else path.stem
 
 
 def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:

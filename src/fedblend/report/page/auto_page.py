@@ -314,7 +314,10 @@ def _next(files: AutoFiles) -> Plain:
         (f"export {path} --all --to onnx", "every client's model as a file"),
         (f"report {path} --client {client}", "the page to send to a client"),
         (f"personalize {path} --data new_client.csv", "a model for a new client"),
-        (f"federation init trial --from {path}", "the same on real machines"),
+        (
+            f"federation init trial --from {path} --with-keys",
+            "a federation on this machine, to try it; prints how to go on",
+        ),
     ]
     alone = files.state["deploy"] == ALONE
     if "letters" in files.state["methods"][files.state["deploy"]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.config.config import Config, check
+from fedblend.data.readers.tables import table_name
 from fedblend.metrics.registry import STANDARD
 
 VALIDATION, TEST = 0.2, 0.2
@@ -211,7 +212,7 @@ def configuration(
         measure["metrics"] = [*dict.fromkeys([metric, *STANDARD[kind]])]
     content = {
         "version": 1,
-        "name": f"{request.table.stem}-{name}",
+        "name": f"{table_name(request.table)}-{name}",
         "data": data,
         "model": model,
         "algorithm": algorithm,
