@@ -114,6 +114,35 @@ def test_one_round_on_nodes_is_one_letter(secure, tmp_path):
     np.testing.assert_allclose(found, expected.coefficients, atol=1e-5)
 
 
+def noisy_run(clip, noise, **options):
+    """One round with noise for rows, on clients of which one has fewer rows than
+    parameters; and the client's own part from its rows as they are."""
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(90, 4)).astype(np.float32)
+    targets = (inputs.sum(axis=1) + draw.normal(size=90)).astype(np.float32)
+    data = fb.federate((inputs, targets), np.split(np.arange(90), [40, 86]))
+    model = fb.models.build("softmax", (4,), 1)
+    loss, work = fb.losses.squared_error(model.apply), WORK._replace(steps=1)
+    hidden = fb.transforms.row_noise(loss, clip, noise)
+    exact = fb.algorithms.hierarchical(loss, work, **options)
+    private = fb.algorithms.hierarchical(hidden, work, **options)
+    private = private._replace(personal=exact.personal)
+    run = fb.simulate(private, model.init, data, jax.random.key(0), rounds=1)
+    models = run.complete().personal_models(range(3))
+    found = [np.append(one.bias, np.ravel(one.weight)) for one in models]
+    return data, np.stack(found)
+
+
+def test_noise_for_rows_covers_second_derivatives():
+    """Without noise the letter's models; with much, others, and finite ones."""
+    options = {"level": 0.5, "slopes": 0.1}
+    data, found = noisy_run(1e6, 0.0, **options)
+    letter = fb.one_letter(data, **options, folds=1, standardize=False, fewest_rows=0)
+    np.testing.assert_allclose(found, letter.coefficients, atol=1e-4)
+    _, noisy = noisy_run(6.0, 1.0, **options)
+    assert np.isfinite(noisy).all() and np.abs(noisy - found).max() > 1e-3
+
+
 def excess(seed, noise, scale, level, slopes, ridge, rounds):
     """How far above scipy's optimum auto's rounds end, as a part of the optimum."""
     draw = np.random.default_rng(seed)
