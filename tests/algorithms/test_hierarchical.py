@@ -114,6 +114,35 @@ def test_one_round_on_nodes_is_one_letter(secure, tmp_path):
     np.testing.assert_allclose(found, expected.coefficients, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_scores_that_nodes_report_choose_the_amount_of_sharing(tmp_path):
+    """One round for each amount; cross-validation in one place chooses the same."""
+    draw = np.random.default_rng(3)
+    inputs = draw.normal(size=(240, 3)).astype(np.float32)
+    level = np.repeat(draw.normal(size=6), 40)
+    targets = inputs.sum(axis=1) + level + draw.normal(size=240)
+    rows, parts = (inputs, targets.astype(np.float32)), np.split(np.arange(240), 6)
+    data = fb.federate(rows, parts, test=0.4)
+    model = fb.models.build("softmax", (3,), 1)
+    loss = fb.losses.squared_error(model.apply)
+    amounts, scores = ((0.0, 0.0), (0.3, 0.0), (100.0, 100.0)), []
+    for number, amount in enumerate(amounts):
+        options = dict(zip(("level", "slopes"), amount, strict=True))
+        algorithm = fb.algorithms.hierarchical(loss, WORK._replace(steps=1), **options)
+        what = algorithm, model.init(jax.random.key(0)), data, jax.random.key(0)
+        measures = {"loss": fb.metrics.mean_loss(loss)}
+        rules = {"rounds": 1, "cohort": 6, "every": 1, "measures": measures}
+        nodes = LoopbackFederation(*what, tmp_path / str(number), **rules)
+        server = nodes.complete(nodes.server())
+        scores.append(np.mean(server.measured[0]["test"]["personal"]["loss"]))
+    errors = [
+        fb.one_letter(fb.federate(rows, parts), level=own, slopes=others).errors.mean()
+        for own, others in amounts
+    ]
+    assert np.argmin(scores) == np.argmin(errors) == 1
+    assert errors[1] < 1.01 * fb.one_letter(data).errors.mean(axis=1).min()
+
+
 def noisy_run(clip, noise, **options):
     """One round with noise for rows, on clients of which one has fewer rows than
     parameters; and the client's own part from its rows as they are."""
