@@ -262,7 +262,7 @@ def test_one_round_is_exact_in_any_unit():
     draw = np.random.default_rng(0)
     inputs = draw.normal(0, 2000, (200, 1)).astype(np.float32)
     targets = (inputs[:, 0] / 1000 + 5 + draw.normal(size=200)).astype(np.float32)
-    data = fb.federate((inputs, targets), [range(100), range(100, 200)])
+    data = fb.federate((inputs, targets), np.split(np.arange(200), 2))
     model = fb.models.build("softmax", (1,), 1)
     algorithm = fb.algorithms.hierarchical(
         fb.losses.squared_error(model.apply),
