@@ -225,6 +225,8 @@ def _methods(files: AutoFiles) -> Plain:
             order, gains, draw_intervals(gains, ends_of(GAIN)), strict=True
         )
     ]
+    constant = [short(state["findings"].get("constant")), *[MISSING] * bool(second)]
+    rows.append(["constant", "reference", *constant, MISSING, None, MISSING, MISSING])
     criterion = state.get("criterion", "criterion")
     heads = ["Method", "Role", f"Test {criterion}", *([second] if second else [])]
     heads += ["Gain over training alone (95 %)", "loses ← → gains"]
