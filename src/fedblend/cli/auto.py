@@ -125,7 +125,7 @@ def print_comparison(place: Path) -> None:
         sent = "-" if bits == "" else human_bits(bits)
         made.add_row(found.titles[row["method"]], *cells, gain, sent)
     screen.console().print(made)
-    screen.say(*found.verdict)
+    screen.say(*found.verdict, *filter(None, [found.deployed]))
     if (place / "report.html").is_file():
         screen.say(f"page: {place / 'report.html'}")
     screen.say(f"results: {place}")

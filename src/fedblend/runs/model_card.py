@@ -45,7 +45,7 @@ def model_card(
 # {markdown_text(run.config.name)}: the {whose}
 
 `{run.config.algorithm.name}` trained it in {end["round"]} rounds of {len(lines)}
-clients. {about}.
+clients. {about}.{_deployed(run)}
 
 ## Facts
 
@@ -72,6 +72,15 @@ clients. {about}.
     return f"{text}\n## File\n\n{_table(('', ''), rows)}\n"
 
 
+def _deployed(run: SavedRun) -> str:
+    if run.folder.models is None:
+        return ""
+    return """
+
+The model of this file is trained on all rows. The metrics are of a model that was
+trained in the same way without the test rows, on which they are measured."""
+
+
 def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
@@ -92,8 +101,11 @@ def _facts(
     if len(lines) == 1 and lines[0].get("alpha"):
         weight = f"{float(lines[0]['alpha']):.4g}"
         found.append(("alpha, the weight of the shared model", weight))
-    for split in ("train", "validation", "test"):
-        found.append((f"{split} rows", sum(int(line[split]) for line in lines)))
+    splits = ("train", "validation", "test")
+    rows = {one: sum(int(line[one]) for line in lines) for one in splits}
+    if run.folder.models is not None:
+        rows = {"train": sum(rows.values())}
+    found += [(f"{split} rows", count) for split, count in rows.items()]
     data = run.summary["data"].items()
     return found + [(f"data: {key}", markdown_text(str(value))) for key, value in data]
 

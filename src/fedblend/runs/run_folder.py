@@ -68,8 +68,9 @@ KEPT, SHARED, LEFT_OUT = "kept", "shared", "left out"
 clients deploy the shared model, or they were not kept."""
 
 
-AUTO = "auto.json"
-"""What a comparison by ``fedblend auto`` has in its folder."""
+AUTO, DEPLOYED = "auto.json", "deployed"
+"""What a comparison by ``fedblend auto`` has in its folder: what it found, and the
+models of the method to deploy, trained on all rows."""
 MOST_BYTES = 8 * 2**30
 """The models of all clients and seeds are kept up to this size by default."""
 AT_ONCE = 256
@@ -77,10 +78,10 @@ AT_ONCE = 256
 
 
 class Folder:
-    """The paths in the folder of a run."""
+    """The paths in the folder of a run; its models may lie in another folder."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, models: Path | None = None):
+        self.path, self.models = path, models
         self.config = path / "config.toml"
         self.origin = path / "run.json"
         self.metrics = path / "metrics.jsonl"
@@ -101,19 +102,26 @@ class Folder:
 
     def model(self, seed: int | None) -> Path:
         """The shared model; ``seed`` where there are several."""
-        return self.path / f"model{_suffix(seed)}.safetensors"
+        return self._of_models("model", seed, "safetensors")
 
     def personal(self, seed: int | None) -> Path:
         """The personal models of all clients; ``seed`` where there are several."""
-        return self.path / f"personal{_suffix(seed)}.safetensors"
+        return self._of_models("personal", seed, "safetensors")
 
     def preprocessing(self, seed: int | None) -> Path:
         """What turns columns into inputs; ``seed`` where each has its own split."""
-        return self.path / f"preprocessing{_suffix(seed)}.json"
+        return self._of_models("preprocessing", seed, "json")
+
+    def _of_models(self, name: str, seed: int | None, ending: str) -> Path:
+        if self.models is not None:
+            return self.models / f"{name}.{ending}"
+        suffix = "" if seed is None else f"-seed{seed}"
+        return self.path / f"{name}{suffix}.{ending}"
 
 
 def find_run(path: Path) -> Folder:
-    """The folder of a run; that of ``fedblend auto`` stands for what it deploys.
+    """The folder of a run; that of ``fedblend auto`` stands for what it deploys, whose
+    numbers are those of the run that it kept.
 
     Raises:
         RunError: the comparison deploys nothing.
@@ -132,7 +140,8 @@ def find_run(path: Path) -> Folder:
             f"{path}: this comparison deploys nothing; a run in {path / 'runs'} can be "
             "named instead"
         )
-    return Folder(path / "runs" / str(method))
+    models = path / DEPLOYED
+    return Folder(path / "runs" / str(method), models if models.is_dir() else None)
 
 
 def read_comparison(path: Path) -> dict[str, Any]:
@@ -148,10 +157,6 @@ def read_comparison(path: Path) -> dict[str, Any]:
             "continues it"
         )
     return state
-
-
-def _suffix(seed: int | None) -> str:
-    return "" if seed is None else f"-seed{seed}"
 
 
 def seeds_of(config: Config) -> list[int]:

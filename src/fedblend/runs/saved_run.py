@@ -70,6 +70,8 @@ class SavedRun:
         self.summary = run_folder.read_summary(self.folder)
         self.task: Task = run_folder.read_task(self.folder)
         self.seeds = run_folder.seeds_of(self.config)
+        if self.folder.models is not None:
+            self.seeds = self.seeds[:1]  # all rows are one split
         self._stacks: dict[Path, StackReader] = {}
 
     @cached_property

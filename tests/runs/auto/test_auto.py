@@ -17,6 +17,7 @@ from fedblend.report.page.content import page_content
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, comparison, contest, verdict
 from fedblend.runs.auto.comparison import Screen
+from fedblend.runs.model_card import model_card
 
 SLOPE = np.array([2.0, -1.5, 1.0, 0.5, -0.5, 0.3])
 
@@ -179,12 +180,38 @@ def test_the_folder_is_the_run_that_it_deploys(interrupted, tmp_path):
     found = interrupted[0]
     loaded = fb.load(found.folder)
     assert loaded.folder.path == found.run().folder.path
+    assert loaded.folder.path == found.run("fedavg").folder.path
     assert main(["show", str(found.folder)]) == 0
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     (nothing / "auto.json").write_text('{"deploy": null, "verdict": []}')
     with pytest.raises(RunError, match="deploys nothing"):
         fb.load(nothing)
+
+
+def test_models_to_deploy_are_of_all_rows_and_numbers_are_not(interrupted, capsys):
+    """No score of a model on rows that it saw is written, nor in its card."""
+    found = interrupted[0]
+    names = {path.name for path in (found.folder / "deployed").iterdir()}
+    assert names == {
+        *("model.safetensors", "personal.safetensors", "preprocessing.json")
+    }
+    said = "The deployed model is trained on all 720 rows"
+    assert said in str(page_content([found.folder]))
+    assert main(["show", str(found.folder)]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    deployed, kept = fb.load(found.folder), found.run("fedavg")
+    assert deployed.personal(3).bias != kept.personal(3).bias
+    fitted, first = deployed.preprocessing(), columns()["x0"]
+    assert fitted is not None
+    assert fitted.fitted[0].mean == pytest.approx(first.mean())
+    assert fitted.fitted[0].deviation == pytest.approx(first.std())
+    card = model_card(deployed, 3, 0, "model", "0")
+    score = float(kept.clients(0)[3]["test_personal_log_loss"])
+    assert "trained on all rows" in card and "| train rows | 24 |" in card
+    assert f"| log_loss | {score:.4f} |" in card and "test rows |" not in card
+    with pytest.raises(InputError, match="seed: 1 is not a seed"):
+        deployed.personal(3, seed=1)
 
 
 def test_another_table_needs_another_folder(interrupted):

@@ -326,7 +326,8 @@ def _next(files: AutoFiles) -> Plain:
         steps = [steps[0], steps[2]]  # no run, so nothing else takes it
     steps = steps[:3] if alone else steps
     blocks = [{"commands": [[f"fedblend {line}", words] for line, words in steps]}]
-    lead = "The folder is the model of the verdict for all commands below."
+    lead = "The folder is the model of the verdict for all commands below. "
+    lead += str(files.state.get("deployed", ""))
     if alone:
         lead += " Training together needs no decision now: ask again with more rows."
     return section("next", "Next steps", lead, *blocks)

@@ -152,9 +152,10 @@ def configuration(
     name: str,
     setting: Mapping[str, float],
     *,
-    seeds: list[int],
+    seeds: list[int] | int,
     kind: str = "binary",
     validation: float = 0.0,
+    test: float = TEST,
     metric: str | None = None,
     log_shift: float | None = None,
 ) -> Config:
@@ -167,6 +168,7 @@ def configuration(
         seeds: of the splits.
         kind: of the target.
         validation: part of each client's rows that is not trained on.
+        test: another such part.
         metric: what is measured first, before the usual ones.
         log_shift: of targets on the log scale.
     """
@@ -176,7 +178,7 @@ def configuration(
         "target": request.target,
         "partition": "by_key",
         "validation": validation * (BY_TIME if request.time else 1),
-        "test": TEST * (BY_TIME if request.time else 1),
+        "test": test * (BY_TIME if request.time else 1),
     }
     columns = {"inputs": list(request.inputs), "drop": list(request.drop)}
     own = ("kind", "time", "group", "preprocess")
@@ -207,7 +209,9 @@ def configuration(
     else:
         own = {"level": 0.0, "slopes": 0.0, **setting, "share": name != ALONE}
         algorithm = {"name": "hierarchical", **NEWTON, "steps": steps, **own}
-    measure: dict[str, Any] = {"local": False, "splits": ["test"]}
+    measure: dict[str, Any] = {"local": False}
+    if test:
+        measure["splits"] = ["test"]
     if metric is not None:
         measure["metrics"] = [*dict.fromkeys([metric, *STANDARD[kind]])]
     content = {

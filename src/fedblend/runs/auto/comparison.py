@@ -33,7 +33,11 @@ from fedblend.runs.auto.candidates import (
 from fedblend.runs.auto.contest import CRITERIA, Contest
 from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
-from fedblend.runs.auto.kept_runs import count_affordable, keep_run
+from fedblend.runs.auto.kept_runs import (
+    count_affordable,
+    keep_run,
+    train_on_all_rows,
+)
 from fedblend.runs.auto.letters import count_entries, divide
 from fedblend.runs.auto.survival import (
     add_survival,
@@ -93,6 +97,7 @@ class AutoComparison:
         with precision("float32"):
             seeds = self.judge()
             self._run(seeds)
+            self._deploy()
         self._write()
         return self.state
 
@@ -146,7 +151,7 @@ class AutoComparison:
         text = run_folder.json_text(self.state)
         run_folder.write_text(self.out / "auto.json", text)
 
-    def _config(self, name: str, seeds: list[int], **options: Any) -> Config:
+    def _config(self, name: str, seeds: list[int] | int, **options: Any) -> Config:
         known = self.state["methods"].get(name, {})
         setting = known.get("setting", BY_NAME[name].first)
         options["log_shift"] = self.state.get("log_shift")
@@ -300,6 +305,19 @@ class AutoComparison:
                 self.state["warnings"].append(far)
                 self._say(f"warning: {far}")
             self._save()
+
+    def _deploy(self) -> None:
+        """The models to deploy: the method of the verdict, trained on all rows."""
+        state, name = self.state, self.state["deploy"]
+        if name is None:
+            return
+        rows, kind = state["seen"]["rows"], state["kind"]
+        if kind != "survival":  # whose models are those of all rows
+            config = self._config(name, 0, kind=kind, test=0.0)
+            setting, place = state["methods"][name]["setting"], run_folder.DEPLOYED
+            train_on_all_rows(name, config, setting, self.out / place)
+        state["deployed"] = sentences.deployed(state["findings"]["choice"], rows)
+        self._save()
 
     def _write(self) -> None:
         """The configuration to continue with, the table of methods, and the page."""

@@ -106,14 +106,21 @@ class AutoResult:
 
         return pandas.DataFrame(self.table)
 
-    def run(self, method: str | None = None) -> Any:
-        """The saved run of a method, by default of the one to deploy.
+    @property
+    def deployed(self) -> str:
+        """Which rows the models to deploy are trained on; empty without any."""
+        return self._state.get("deployed", "")
 
-        Of times until an event, its models, which predict as a run does.
+    def run(self, method: str | None = None) -> Any:
+        """The saved run of a method.
+
+        By default of the one to deploy, whose models are trained on all rows. Of times
+        until an event, models that predict as a run does.
         """
         if self._state["kind"] == "survival":
             return SurvivalModels(self.folder, method)
-        return load(self._folder(method))
+        deployed = method is None and self.deploy is not None
+        return load(self.folder if deployed else self._folder(method))
 
     def predict(self, rows: Any, *, client: str, method: str | None = None) -> Any:
         """Predictions for rows of a client, by its own model."""

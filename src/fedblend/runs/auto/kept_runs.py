@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.sweep import Point, join_points
+from fedblend.models.feedforward import Affine
+from fedblend.runs import run_folder
 from fedblend.runs.auto.candidates import ALONE, BY_NAME
+from fedblend.runs.auto.linear import shared_part
+from fedblend.runs.auto.tuning import models, scale_rows
 from fedblend.runs.run import run_built
 from fedblend.simulation.run import Run
+from fedblend.simulation.simulate import set_up
 
 FAR = {"linear": 0.01, "tabular": 0.05}
 """Part of its score by which a kept run may differ from the models of the verdict, by
@@ -98,6 +104,43 @@ def _take_variances(config: Config, built: Built) -> Built:
     found = join_points([Point(config.name, values, config)], built)
     spec = dataclasses.replace(built.spec, algorithm=found.algorithm, over=found.over)
     return built._replace(spec=spec)
+
+
+def train_on_all_rows(
+    name: str, config: Config, setting: Mapping[str, float], folder: Path
+) -> None:
+    """Write the models of a method that are trained on all rows.
+
+    Linear models are solved for, as those of the verdict were; others are trained in
+    rounds. Nothing is measured: no row is left that they did not see.
+
+    Args:
+        name: of the method.
+        config: of a run that holds out no rows.
+        setting: of the method.
+        folder: of the models.
+    """
+    built, place = build(config), run_folder.Folder(folder)
+    seeds, train = run_folder.seeds_of(config), built.federated_data.train
+    folder.mkdir(parents=True, exist_ok=True)
+    run_folder.write_preprocessing(place, built.preprocessing, seeds)
+    if config.algorithm.name != "hierarchical":
+        spec = dataclasses.replace(built.spec, measure={}, splits=None)
+        run = set_up(spec).complete()
+        run_folder.write_models(place, run, seeds)
+        run_folder.write_personal_models(place, run, seeds, built.algorithm, "always")
+        return
+    rows = scale_rows(built.task, train)
+    with threadpool_limits(1):
+        found = models(built.task, name, rows, setting)
+    shared = np.zeros_like(found[0])
+    if name != ALONE:
+        shared = shared_part(built.task.kind, rows, found, **setting)
+    for path, entries in ((place.model(None), shared), (place.personal(None), found)):
+        parts = entries.reshape(*entries.shape[:-1], built.task.outputs, -1)
+        parts = parts.astype(np.float32)
+        params: Any = Affine(parts[..., 1:], parts[..., 0])  # type: ignore
+        run_folder.write_model(path, params, seed=seeds[0], round=config.run.rounds)
 
 
 def bits_per_client(summary: dict[str, Any], clients: int) -> float:

@@ -452,6 +452,24 @@ def _joint_in_row_spaces(
     return shared + (scale * u).reshape(clients, -1)
 
 
+def shared_part(
+    kind: str,
+    rows: PooledRows,
+    models: np.ndarray,
+    *,
+    level: float = 0.0,
+    slopes: float = 0.0,
+    ridge: float = 0.0,
+) -> np.ndarray:
+    """What ``hierarchical_models`` share: where (models - shared)^2 / variance, summed
+    over clients, and the penalty of ``shared`` are least together.
+    """
+    outputs = models.shape[1] // rows.inputs.shape[1]
+    variance = _entry_vector(rows, outputs, level, slopes)
+    penalty = _ridge(kind, rows, outputs, ridge)
+    return models.sum(axis=0) / (len(models) + penalty * variance)
+
+
 class Coefficients(NamedTuple):
     """What models share and what is a client's own, with standard errors.
 

@@ -208,3 +208,16 @@ def cost(numbers: int, kind: str) -> str:
     if kind == "regression":
         return f"Every client sent {numbers} numbers, once, for all of this."
     return f"Every client sent {numbers} numbers for all of this."
+
+
+def deployed(choice: Mapping[str, str], rows: int) -> str:
+    """What the models to deploy are trained on, and what the numbers are of."""
+    said = f"The deployed model is trained on all {rows:,} rows"
+    if choice["method"] == ALONE:
+        said = f"The deployed models are trained on all {rows:,} rows, each on its own"
+        if choice["alone"] == OWN_TREES:
+            said += ", and linear, as fedblend keeps no trees"
+    return (
+        f"{said}; the numbers are of models that did not see the rows they are scored "
+        "on."
+    )
