@@ -134,13 +134,12 @@ def test_cox_optimum_by_scipy():
         np.append(TARGETS, -TARGETS[:20]),
         np.array([ROWS, 20]),
     )
+    events = (~np.signbit(rows.targets)).sum()
     slopes, ridge = 0.2, 0.05
 
     def value(here):
         shared, own = here[:3], here[3:].reshape(2, 3)
-        total = len(rows.targets) * ridge * (shared**2).sum() / 2 + (own**2).sum() / (
-            2 * slopes
-        )
+        total = events * ridge * (shared**2).sum() / 2 + (own**2).sum() / (2 * slopes)
         for at, model in zip(rows.clients, shared + own, strict=True):
             times, seen = np.abs(rows.targets[at]), ~np.signbit(rows.targets[at])
             scores = rows.inputs[at][:, 1:] @ model

@@ -129,7 +129,10 @@ class SurvivalModels:
             )
         if client is None:
             return self._shared
-        if client not in self._models:
-            known = hint(client, [*self._models])
+        names = [*self._models]
+        if client not in names and client.isdecimal() and int(client) < len(names):
+            client = names[int(client)]
+        if client not in names:
+            known = hint(client, names)
             raise RunError(f"client: {client!r} is not a client of this run; {known}")
         return self._models[client]

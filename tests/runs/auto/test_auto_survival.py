@@ -15,9 +15,11 @@ from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.tables import read_table
 from fedblend.errors import InputError
 from fedblend.runs.auto import comparison
-from fedblend.runs.auto.candidates import Request
+from fedblend.runs.auto.candidates import Request, configuration
 from fedblend.runs.auto.comparison import Screen
-from fedblend.runs.auto.survival_rows import read_survival
+from fedblend.runs.auto.description import look_at
+from fedblend.runs.auto.survival import build_rows
+from fedblend.runs.auto.survival_rows import read_survival, views
 
 HOSPITALS, ROWS = 12, 30
 
@@ -124,6 +126,50 @@ def test_predict_has_risks_and_survival(found, capsys):
         auto.run().predictions(strangers)
 
 
+def asked_for(path, **more):
+    """A request about a table in a file, with the times and more columns."""
+    table = {**columns(), **more}
+    with path.open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        writer.writerows(zip(*table.values(), strict=True))
+    return Request(path, "site", "months", event="died")
+
+
+def test_columns_that_tell_the_time_or_the_event_are_dropped(tmp_path):
+    """Unless they are kept."""
+    died, months = columns()["died"], columns()["months"]
+    more = {"status": np.where(died, "dead", "alive"), "days": months * 30.4}
+    request = asked_for(tmp_path / "t.csv", **more)
+    found, _ = look_at(request, *views(read_survival(request)))
+    assert found.preprocess == {"status": "drop", "days": "drop"}
+    kept = request._replace(keep=("days",))
+    assert "days" not in (
+        look_at(kept, *views(read_survival(kept)))[0].preprocess or {}
+    )
+
+
+@pytest.mark.parametrize("use", ["time", "group"])
+def test_rows_are_held_out_by_time_or_by_group(use, tmp_path):
+    """The last rows of each client, or those of the same patients."""
+    request = asked_for(tmp_path / "t.csv", column=np.arange(HOSPITALS * ROWS) // 3)
+    request = request._replace(**{use: "column"}, inputs=("age",))
+    config = configuration(request, "fedavg", {}, seeds=[0])
+    data = build_rows(config, request).federated_data
+    times, tested = (
+        {float(abs(of)) for client in range(HOSPITALS) for of in rows.rows(client)[1]}
+        for rows in (data.train, data.splits["test"])
+    )
+    months = columns()["months"].astype(np.float32).reshape(-1, 3)
+    if use == "group":
+        assert all(
+            {*one.tolist()} <= times or {*one.tolist()} <= tested for one in months
+        )
+    else:
+        last = months.reshape(HOSPITALS, ROWS)[:, -3:].ravel()
+        assert {*last.tolist()} == tested
+
+
 def test_without_effects_nothing_is_deployed(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "SPLITS", 4)
     auto = fb.auto(columns(1, signal=0.0), **ASKED, out=tmp_path / "o", quiet=True)
@@ -167,12 +213,6 @@ def test_rows_without_a_time_or_an_event_are_left_out(tmp_path):
     table = columns()
     months, died = table["months"].astype(object), table["died"].astype(object)
     months[0], died[1] = None, None
-    path = tmp_path / "t.csv"
-    with path.open("w") as file:
-        writer = csv.writer(file)
-        writer.writerow(table)
-        writer.writerows(
-            zip(*{**table, "months": months, "died": died}.values(), strict=True)
-        )
-    dataset = read_survival(Request(path, "site", "months", event="died"))
+    request = asked_for(tmp_path / "t.csv", months=months, died=died)
+    dataset = read_survival(request)
     assert len(dataset.rows[1]) == len(months) - 2

@@ -280,9 +280,11 @@ def _entry_vector(
 
 def _ridge(kind: str, rows: PooledRows, outputs: int, ridge: float) -> np.ndarray:
     """The penalty of the shared model's entries."""
-    # An intercept changes nothing where hazards are the clients' own.
-    level = float(kind == "survival")
-    return len(rows.targets) * _entry_vector(rows, outputs, level, ridge)
+    if kind == "survival":
+        # What is censored tells little; an intercept of an own hazard changes nothing.
+        events = sum(len(of.events) for of in rows.risk_sets)
+        return max(events, 1) * _entry_vector(rows, outputs, 1.0, ridge)
+    return len(rows.targets) * _entry_vector(rows, outputs, 0.0, ridge)
 
 
 def hierarchical_models(

@@ -146,7 +146,8 @@ def write_survival(
     rows, clients = fitted_rows(built), built.federated_data
     names = [clients.name(client) for client in range(clients.clients)]
     times, events = read_targets(rows.targets)
-    horizons = [float(f"{of:.3g}") for of in np.quantile(times[events], QUARTERS)]
+    quarters = np.quantile(times[events], QUARTERS)
+    horizons = sorted({float(f"{of:.3g}") for of in quarters})
     methods, shared = {}, {}
     everybody = RiskSets(rows.targets)
     for name in COX:
