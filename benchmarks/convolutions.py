@@ -113,7 +113,7 @@ def lenet(shape: tuple[int, int, int]) -> Model:
 def board() -> Model:
     """5x5 to 32, pool, 5x5 to 64, pool, 512, 10, for 28x28."""
     plan = feedforward._Plan("board", 5, (32, 64), (True, True), 512)
-    return feedforward._network(plan, (28, 28, 1), 10, False, jnp.float32)
+    return feedforward._network(plan, (28, 28, 1), 10, False, 0.0, jnp.float32)
 
 
 NETWORKS = {

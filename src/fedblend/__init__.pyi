@@ -7,6 +7,9 @@ from fedblend import (
     algorithms as algorithms,
 )
 from fedblend import (
+    augment as augment,
+)
+from fedblend import (
     compress as compress,
 )
 from fedblend import (

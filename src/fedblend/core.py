@@ -49,8 +49,12 @@ PyTree = Any
 Key = jax.Array
 """A JAX random key."""
 
-Loss = Callable[[PyTree, PyTree], jax.Array]
-"""``loss(params, rows) -> losses[rows]``: one number for every example."""
+Loss = Callable[..., jax.Array]
+"""``loss(params, rows) -> losses[rows]``: one number for every example.
+
+It may have parameters named ``key``, the random key of a training step, which is None
+in evaluation, and ``mask``, which is that of the ``Batch``.
+"""
 
 STATIC = {"static": True}
 """Marks a field of a tree that is no leaf: compiled functions know its value."""
@@ -88,12 +92,14 @@ class Drawn(NamedTuple):
 class Batch(NamedTuple):
     """Some rows of a shard; ``mask`` is False on rows that only pad the shape.
 
-    ``drawn`` is None where no row comes twice.
+    ``drawn`` is None where no row comes twice. ``key`` is that of a training step, and
+    None where the model is only evaluated.
     """
 
     rows: PyTree
     mask: jax.Array | None = None
     drawn: Drawn | None = None
+    key: Key | None = None
 
 
 Extra = dict[str, PyTree]

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from fedblend import keys, trees
+from fedblend.batch_statistics import take_step
 from fedblend.batches import (
     can_draw_alone,
     client_entry,
@@ -198,9 +199,9 @@ def descend(
     Args:
         direction: ``direction(variables, batch)``, gradient of the objective on a
             batch, structured as ``variables``.
-        variables: where to start.
+        variables: where to start; statistics of batches follow their own rule.
         shard: the client's data.
-        key: randomness of the batches.
+        key: randomness of the batches, each of which has a key of its own.
         work: optimizer, steps and batch size. Where the clients' steps differ, those
             who are mapped together take turns, see ``uneven_loop``.
         round: the round, for schedules.
@@ -226,16 +227,20 @@ def descend(
         for own_key, rows in sources
     ]
     plans = [plan for _, plan in streams]
+    own_keys = [keys.named(own_key, "loss") for own_key, _ in sources]
 
     def step(number, carry):
         here, state, total = carry
-        pairs = zip(streams, trees.take(plans, number), strict=True)
-        mean_gradient = direction(here, *(at(number, rows) for (at, _), rows in pairs))
+        drawn = zip(streams, trees.take(plans, number), own_keys, strict=True)
+        batches = [
+            read(number, rows)._replace(key=jax.random.fold_in(own_key, number))
+            for (read, _), rows, own_key in drawn
+        ]
+        mean_gradient = direction(here, *batches)
         push = trees.add_where_given(mean_gradient, correction)
         if penalty is not None:
             push = trees.add(push, jax.grad(penalty)(here))
-        updates, state = transform.update(push, state, here)
-        moved = optax.apply_updates(here, updates)
+        moved, state = take_step(transform, push, state, here, mean_gradient)
         return moved, state, trees.add(total, mean_gradient)
 
     # Who subtracts where it started must not make XLA keep a copy for every client.

@@ -5,9 +5,16 @@
 ``loss(params, rows) -> losses[rows]`` is all that a model and its data have to
 provide. ``rows`` is ``(inputs, targets)`` for the losses built here, any tree for a
 loss of your own. All of them accept a ``Blend`` in place of parameters.
+
+A loss that draws (dropout, augmentation) or whose rows depend on each other (batch
+normalization) has a parameter named ``key``, one named ``mask``, or both. Losses that
+are made of a model's ``apply``, or of another loss, have those that it has.
 """
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +23,7 @@ import optax
 from jax.scipy.special import xlogy
 
 from fedblend import trees
+from fedblend.batch_statistics import has_statistics, without_statistics
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.errors import InputError, SettingError, UserError, show_value
@@ -26,7 +34,7 @@ MOST_SAID = 120
 
 
 class HiddenLoss:
-    """A loss of which only derivatives of the mean over a batch are given.
+    """A loss of which only gradients of the mean over a batch are given.
 
     See ``row_noise``.
     """
@@ -39,16 +47,17 @@ class HiddenLoss:
         """NaN, whose gradient in the parameters is that of the mean, with noise."""
         raise NotImplementedError
 
-    def expand(self, params: PyTree, batch: Batch) -> Callable[[jax.Array], jax.Array]:
-        """The mean to second order around parameters, with noise, of a vector."""
-        raise SettingError("loss", "noise hides second derivatives of this model")
-
 
 def compose(change: Callable[[PyTree], PyTree], loss: Loss) -> Loss:
     """The loss of what ``change`` makes of the parameters."""
     if isinstance(loss, HiddenLoss):
         return _Changed(change, loss)
-    return lambda params, rows: loss(change(params), rows)
+
+    @wraps(loss)
+    def changed(params, rows, **more):
+        return loss(change(params), rows, **more)
+
+    return changed
 
 
 class _Changed(HiddenLoss):
@@ -65,7 +74,7 @@ def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
         return loss.objective(params, batch)
     given = f"parameters {_shapes(params)} and rows {_shapes(batch.rows)}"
     try:
-        losses = loss(params, batch.rows)
+        losses = row_losses(loss, params, batch)
     except InputError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -84,6 +93,38 @@ def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
     return jnp.where(batch.mask, losses, 0).sum() / jnp.maximum(count, 1)
 
 
+def row_losses(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
+    """The losses of rows; the loss gets key and mask if it has such parameters."""
+    if batch.key is not None and has_statistics(params):
+        _require_arguments(loss, batch)
+    more = select_named(loss, key=batch.key, mask=batch.mask)
+    return loss(params, batch.rows, **more)
+
+
+def select_named(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
+    """The values by name for which a function has parameters, after the first two.
+
+    A wrapped function has the parameters of what it wraps.
+    """
+    try:
+        names = list(inspect.signature(function).parameters)[2:]
+    except ValueError:  # a built-in function
+        return {}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _require_arguments(loss: Loss, batch: Batch) -> None:
+    """Refuse a loss that would train batch normalization without its statistics."""
+    wanted: dict[str, Any] = {"key": batch.key}
+    wanted |= {} if batch.mask is None else {"mask": batch.mask}
+    for name in wanted.keys() - select_named(loss, **wanted):
+        raise SettingError(
+            "loss",
+            f"has no parameter {name!r}, which batch normalization trains by; write "
+            "loss(params, rows, key, mask) and apply(params, inputs, key, mask)",
+        )
+
+
 def _shapes(tree: PyTree) -> str:
     return show_value([np.shape(leaf) for leaf in jax.tree.leaves(tree)])
 
@@ -98,17 +139,24 @@ def _apply_losses(
 ) -> Loss:
     """A loss from ``losses(outputs, targets)`` of the rows ``(inputs, targets)``."""
 
-    def loss(params, rows):
+    @wraps(apply, assigned=(), updated=())
+    def loss(params, rows, **more):
         inputs, targets = rows
-        return losses(predict(apply, params, inputs), targets)
+        return losses(predict(apply, params, inputs, **more), targets)
 
     return loss
 
 
 @gate(apply=FUNCTION)
 def cross_entropy(apply: Apply) -> Loss:
-    """Softmax cross entropy; targets are class numbers."""
-    return _apply_losses(apply, optax.softmax_cross_entropy_with_integer_labels)
+    """Softmax cross entropy; targets are class numbers, or probabilities of classes."""
+
+    def losses(scores, targets):
+        if targets.ndim == scores.ndim:
+            return optax.softmax_cross_entropy(scores, targets)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, targets)
+
+    return _apply_losses(apply, losses)
 
 
 @gate(apply=FUNCTION)
@@ -178,13 +226,19 @@ def poisson(apply: Apply) -> Loss:
 def l2(loss: Loss, strength: float) -> Loss:
     """``loss + strength/2 |params|^2``, over all parameters, intercepts too.
 
+    Running statistics of batches do not count.
+
     The penalty of a ``Blend`` is the mixture of its two models' penalties.
     """
 
     def penalty(model):
         if not isinstance(model, Blend):
-            return 0.5 * strength * trees.sum_squares(model)
+            return 0.5 * strength * trees.sum_squares(without_statistics(model))
         ours, own = penalty(model.shared), penalty(model.personal)
         return model.alpha * ours + (1 - model.alpha) * own
 
-    return lambda params, rows: loss(params, rows) + penalty(params)
+    @wraps(loss)
+    def regular(params, rows, **more):
+        return loss(params, rows, **more) + penalty(params)
+
+    return regular

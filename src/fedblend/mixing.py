@@ -10,17 +10,23 @@ models, which needs no common starting point and doubles the price of a predicti
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedblend import trees
+from fedblend.batch_statistics import is_statistic
 from fedblend.checks import OF_TYPE, PATHS, Words
 from fedblend.core import PyTree
 
-Apply = Callable[[PyTree, PyTree], jax.Array]
-"""``apply(params, inputs) -> outputs``: the forward pass of a model."""
+Apply = Callable[..., jax.Array]
+"""``apply(params, inputs) -> outputs``: the forward pass of a model.
+
+One that differs in training has parameters ``key=None`` and ``mask=None``, see
+``core.Loss``.
+"""
 
 
 class Blend(NamedTuple):
@@ -36,13 +42,22 @@ Mixing = Callable[[jax.Array, PyTree, PyTree], PyTree]
 
 
 def parameters(alpha, shared: PyTree, personal: PyTree) -> PyTree:
-    """``alpha * shared + (1 - alpha) * personal``, leaf by leaf."""
+    """``alpha * shared + (1 - alpha) * personal``, leaf by leaf.
+
+    How statistics of batches follow the rows says nothing about ``alpha``, which has no
+    gradient of theirs.
+    """
 
     def mix(ours, own):
+        if is_statistic(ours):
+            return jax.tree.map(partial(mean, jax.lax.stop_gradient(alpha)), ours, own)
+        return mean(alpha, ours, own)
+
+    def mean(alpha, ours, own):
         weight = jnp.asarray(alpha, ours.dtype)
         return weight * ours + (1 - weight) * own
 
-    return jax.tree.map(mix, shared, personal)
+    return jax.tree.map(mix, shared, personal, is_leaf=is_statistic)
 
 
 def products(alpha, shared: PyTree, personal: PyTree) -> PyTree:
@@ -69,7 +84,12 @@ def products(alpha, shared: PyTree, personal: PyTree) -> PyTree:
             ours | {"b": weight * ours["b"]}, own | {"b": (1 - weight) * own["b"]}
         )
 
-    return jax.tree.map(mix, shared, personal, is_leaf=_has_factors)
+    return jax.tree.map(
+        mix,
+        shared,
+        personal,
+        is_leaf=lambda node: _has_factors(node) or is_statistic(node),
+    )
 
 
 def sum_of_changes(one: PyTree, other: PyTree) -> PyTree:
@@ -122,6 +142,7 @@ def only(personal: Callable[[str], bool] | Sequence[str]) -> Mixing:
             ),
             shared,
             personal,
+            is_leaf=is_statistic,
         )
 
     return mix
@@ -143,13 +164,20 @@ MIXING = _Mixtures(tuple(_WORDS), _WORDS)
 OF_TYPE[Mixing] = MIXING
 
 
-def predict(apply: Apply, model: PyTree, inputs: PyTree) -> jax.Array:
-    """The outputs of a model, be it plain parameters or a ``Blend``."""
+def predict(apply: Apply, model: PyTree, inputs: PyTree, **more: Any) -> jax.Array:
+    """The outputs of a model, be it plain parameters or a ``Blend``.
+
+    Args:
+        apply: the forward pass.
+        model: what it takes.
+        inputs: of rows.
+        more: key and mask of a training step, for an ``apply`` that takes them.
+    """
     if not isinstance(model, Blend):
-        return apply(model, inputs)
-    ours = apply(model.shared, inputs)
+        return apply(model, inputs, **more)
+    ours = apply(model.shared, inputs, **more)
     weight = model.alpha.astype(ours.dtype)
-    return weight * ours + (1 - weight) * apply(model.personal, inputs)
+    return weight * ours + (1 - weight) * apply(model.personal, inputs, **more)
 
 
 def shapes_of(arrays: Mapping[str, Any], params: PyTree) -> PyTree:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import trees
+from fedblend.batch_statistics import refuse_statistics
 from fedblend.batches import client_entry, everything, part
 from fedblend.checks import (
     OF_TYPE,
@@ -147,6 +148,7 @@ def _descent(
 
     def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
         del key
+        refuse_statistics("solvers: full gradients, without fb.Work", params)
         batch = everything(shard)
 
         def value(here):

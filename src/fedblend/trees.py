@@ -45,7 +45,8 @@ IsLeaf = Callable[[Any], bool]
 
 
 def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return name.removesuffix("/")  # the value of a statistic has no name of its own
 
 
 def map_with_path(

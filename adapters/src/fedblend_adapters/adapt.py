@@ -8,12 +8,14 @@ alone, so that these are what is trained, mixed, compressed, counted and stored.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fedblend import keys
+from fedblend.batch_statistics import refuse_statistics
 from fedblend.checks import Instance, gate, matches, words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
@@ -85,6 +87,7 @@ def freeze(params: PyTree, dtype: BaseDtype | None) -> Base:
         whole = leaf.entries if isinstance(leaf, Quantized) else leaf
         return jax.ShapeDtypeStruct(whole.shape, used)
 
+    refuse_statistics("adapt: base", params)
     leaves = {path: kept(leaf) for path, leaf in leaves_by_path(params).items()}
     structure = jax.tree.structure(params)
     return Base(leaves, structure.unflatten(map(shape, leaves.values())))
@@ -157,10 +160,14 @@ def adapt(
         ]
 
     def wrap(function: Apply | None) -> Any:
-        def compute(params, inputs):
-            return _evaluate(function, frozen, weights(params), inputs)
+        def compute(params, inputs, **more):
+            return _evaluate(function, frozen, weights(params), inputs, **more)
 
-        return None if function is None else compute
+        return (
+            None
+            if function is None
+            else wraps(function, assigned=(), updated=())(compute)
+        )
 
     halves = wrap(model.features), wrap(model.head)
     return Model(init, wrap(model.apply), *halves)
@@ -242,24 +249,29 @@ def _add_prefix(model: Model, base: Base, how: PrefixKind, where: Where) -> Mode
     kept = [_weight(leaf) for leaf in base.leaves.values()]
 
     def wrap(function: Apply | None) -> Any:
-        def compute(params, inputs):
-            def own(base, given):
+        def compute(params, inputs, **more):
+            def own(base, given, **more):
                 prefix, inputs = given
-                return function(Prefixed(base, prefix), inputs)  # pyright: ignore
+                return function(Prefixed(base, prefix), inputs, **more)  # pyright: ignore
 
-            return _evaluate(own, base, kept, (params, inputs))
+            return _evaluate(own, base, kept, (params, inputs), **more)
 
-        return None if function is None else compute
+        return (
+            None
+            if function is None
+            else wraps(function, assigned=(), updated=())(compute)
+        )
 
     halves = wrap(model.features), wrap(model.head)
     return Model(lambda key: make(key, how.length), wrap(model.apply), *halves)
 
 
 def _evaluate(
-    function: Any, base: Base, weights: Sequence[Any], inputs: PyTree
+    function: Any, base: Base, weights: Sequence[Any], inputs: PyTree, **more: Any
 ) -> PyTree:
     """A function of parameters and inputs, with these weights as its parameters."""
-    program, shape = jax.make_jaxpr(function, return_shape=True)(base.shapes, inputs)
+    trace = jax.make_jaxpr(partial(function, **more), return_shape=True)
+    program, shape = trace(base.shapes, inputs)
     given = [*weights, *map(jnp.asarray, jax.tree.leaves(inputs))]
     found = evaluate(program.jaxpr, program.consts, given)
     outputs = [_promote(plain(one)) for one in found]
@@ -300,11 +312,15 @@ def two_adapters(model: Model) -> Model:
         return {"shared": model.init(key), "personal": own}
 
     def wrap(function: Apply | None) -> Apply | None:
-        def compute(params, inputs):
+        def compute(params, inputs, **more):
             whole = sum_of_changes(params["shared"], params["personal"])
-            return function(whole, inputs)  # pyright: ignore[reportOptionalCall]
+            return function(whole, inputs, **more)  # pyright: ignore
 
-        return None if function is None else compute
+        return (
+            None
+            if function is None
+            else wraps(function, assigned=(), updated=())(compute)
+        )
 
     halves = wrap(model.features), wrap(model.head)
     return Model(init, wrap(model.apply), *halves)  # pyright: ignore

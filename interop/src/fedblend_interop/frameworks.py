@@ -28,7 +28,8 @@ from fedblend.trees import leaves_by_path
 from fedblend_interop.torch_module import from_torch
 from fedblend_interop.torch_module import state_dict as state_dict
 from fedblend_interop.torch_module import to_torch as to_torch
-from fedblend_interop.torch_program import ExampleError, Off, refuse_dropout
+from fedblend_interop.torch_program import ExampleError
+from fedblend_interop.torch_training import Off, refuse_dropout
 
 
 @gate()

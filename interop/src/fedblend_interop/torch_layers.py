@@ -18,7 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedblend.batch_statistics import Statistic, is_statistic, standardize
 from fedblend.core import PyTree
+from fedblend.errors import InputError
+from fedblend.models.feedforward import Training
 
 Sizes = Sequence[int]
 Weights = Sequence[jax.Array]
@@ -225,12 +228,33 @@ def _group_norm(x, weight, bias, rows, channels, size, groups, eps):
 
 
 def _frozen_batch_norm(x, weight, bias, mean, variance, momentum, eps):
+    """By running statistics: parameters of the model, or constants."""
     del momentum
-    weight, bias, mean, variance = (
-        _channel_shape(one, x.ndim) for one in (weight, bias, mean, variance)
+    mean, variance = (
+        one if is_statistic(one) else Statistic(one) for one in (mean, variance)
     )
-    here = (x - mean) * lax.rsqrt(variance + eps)
+    here = standardize(x, mean, variance, training=False, channel=1, epsilon=eps)
+    weight, bias = _channel_shape(weight, x.ndim), _channel_shape(bias, x.ndim)
     return _scale(here, weight, bias), None, None
+
+
+def _batch_norm(now, x, weight, bias, mean, variance, training, momentum, eps):
+    """By the rows that count; what follows them are the parameters themselves."""
+    del training, momentum
+    mask = now.mask
+    if mask is not None:
+        times, rest = divmod(len(x), len(mask))
+        if rest:
+            raise InputError(
+                "from_torch: batch normalization over other rows than those of the "
+                "inputs cannot leave out padded rows; train with fb.Work(.., steps=..)"
+            )
+        mask = jnp.repeat(mask, times)  # rows by places
+    here = standardize(
+        x, mean, variance, training=True, mask=mask, channel=1, epsilon=eps
+    )
+    weight, bias = _channel_shape(weight, x.ndim), _channel_shape(bias, x.ndim)
+    return _scale(here, weight, bias), None, None, None, None
 
 
 def _instance_norm(x, weight, bias, training, momentum, eps):
@@ -257,7 +281,6 @@ LAYERS: dict[str, Callable[..., PyTree]] = {
     "max_pool2d_with_indices": _max_pool,
     "max_pool3d_with_indices": _max_pool,
     "mm": jnp.matmul,
-    "native_dropout": lambda x, *_: (x, None),
     "native_group_norm": _group_norm,
     "native_layer_norm": _layer_norm,
 }
@@ -340,6 +363,7 @@ def _direction(step: Step, weights: Weights, inputs, state, backward: bool):
 
 def _recurrent(
     step: Step,
+    now: Training,
     inputs,
     first,
     weights,
@@ -351,7 +375,7 @@ def _recurrent(
     batch_first,
 ):
     """All layers of a recurrent network, as ``aten.lstm.input`` and the like."""
-    del dropout, training
+    drop = now._replace(rate=dropout if training else 0.0).drop
     states = first if isinstance(first, list | tuple) else [first]
     directions = 1 + both
     each = len(weights) // (layers * directions)
@@ -368,11 +392,13 @@ def _recurrent(
             ends.append(end)
             outputs.append(output)
         here = jnp.concatenate(outputs, axis=-1)
+        here = here if layer == layers - 1 else drop(layer, here)
     outputs = jnp.swapaxes(here, 0, 1) if batch_first else here
     return outputs, *(jnp.stack(one) for one in zip(*ends, strict=True))
 
 
 def _attention(
+    now: Training,
     query,
     key,
     value,
@@ -383,7 +409,6 @@ def _attention(
     enable_gqa=False,
 ):
     """Scaled dot product attention; a query that may see nothing gives zeros."""
-    del dropout
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = (jnp.repeat(one, times, axis=-3) for one in (key, value))
@@ -398,16 +423,35 @@ def _attention(
     largest = lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(largest), largest, 0))
     total = weights.sum(axis=-1, keepdims=True)
-    return (weights / jnp.where(total == 0, 1, total)) @ value
+    weights = weights / jnp.where(total == 0, 1, total)
+    return now._replace(rate=dropout).drop(0, weights) @ value
+
+
+def _dropout(now: Training, x, rate, training=None):
+    rate = 0.0 if training is False else rate
+    return now._replace(rate=rate).drop(0, x), None
+
+
+def _bernoulli(now: Training, x, chance):
+    if now.key is None:
+        raise InputError("from_torch: the module draws in evaluation, too")
+    return jax.random.bernoulli(now.key, chance, x.shape)
 
 
 SEQUENCES: dict[str, Callable[..., PyTree]] = {
     "_embedding_bag": _embedding_bag,
     "embedding": _embedding,
+}
+"""By the operator's name, with the overload where overloads differ."""
+
+IN_TRAINING: dict[str, Callable[..., PyTree]] = {
+    "_native_batch_norm_legit_functional": _batch_norm,
+    "bernoulli.p": _bernoulli,
     "gru.input": partial(_recurrent, _gru_step),
     "lstm.input": partial(_recurrent, _lstm_step),
     "rnn_relu.input": partial(_recurrent, partial(_rnn_step, jax.nn.relu)),
     "rnn_tanh.input": partial(_recurrent, partial(_rnn_step, jnp.tanh)),
+    "native_dropout": _dropout,
     "scaled_dot_product_attention": _attention,
 }
-"""By the operator's name, with the overload where overloads differ."""
+"""Those that differ in training; their first argument is the training step."""

@@ -3,8 +3,12 @@
 """PyTorch modules as models (``from_torch``), and back (``to_torch``, ``state_dict``).
 
 Parameters are a dictionary by the names of ``module.named_parameters()``: those that
-require gradients. Everything else, buffers and frozen parameters, is a constant of the
-model, which is neither trained nor sent.
+require gradients, and the running statistics of batch normalization. Everything else,
+other buffers and frozen parameters, is a constant of the model, neither trained nor
+sent.
+
+In a training step, where there is a key, the module is in training mode: dropout draws,
+and batch normalization takes the statistics of the batch.
 """
 
 import copy
@@ -16,19 +20,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend.batch_statistics import Statistic
 from fedblend.checks import gate
 from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
+from fedblend.models.feedforward import Training
 from fedblend.models.model import Model, Shape, describe
+from fedblend.trees import leaves_by_path
 from fedblend_interop.torch_program import (
-    Off,
     TorchProgram,
     example_errors,
     export_module,
+    momenta_of,
     program_of,
-    refuse_training_only,
 )
+from fedblend_interop.torch_training import Off, module_in_training
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,14 +60,14 @@ def from_torch(
             ``init`` then draws new parameters as the module does, seeded by the key.
         example: some rows of inputs as the module takes them, an array or a tensor; a
             tuple where the module takes several. The model takes any number of rows.
-        dropout: "off" for a module with dropout, which is then left out; None refuses
-            such a module.
+        dropout: "off" to train without the module's dropout.
         freeze_batch_norm: keep the stored statistics of batch normalization as
-            constants, as in evaluation; False refuses such a module.
+            constants, and normalize by them in training, too.
 
     Raises:
         InputError: one line, before anything runs: operators that are not supported,
-            layers that are other ones in training, outputs that are no single tensor.
+            rows that depend on each other in evaluation, outputs that are no single
+            tensor.
 
     Example:
         >>> import torch
@@ -85,16 +92,29 @@ def from_torch(
     module = _prepare(copy.deepcopy(source), rows) if given else _make(source, rows, 0)
     rows = tuple(_like_parameters(one, module) for one in rows)
     name = type(module).__name__
-    refuse_training_only(name, module, rows, dropout, freeze_batch_norm)
+    trained = module_in_training(name, module, rows, dropout, freeze_batch_norm)
     start = _parameters(module)
-    program = program_of(name, export_module(name, module.eval(), rows))
-    program = _assign(program, module, start)
+    momenta: dict[str, float] = {}
+    graphs = [export_module(name, module.eval(), rows)]
+    if trained is not None:
+        graphs.append(export_module(name, trained, rows))
+        momenta = momenta_of(name, graphs[1])
+    kept = {**start, **momenta}
+    programs = [
+        _assign(program_of(name, graph, momenta), module, kept) for graph in graphs
+    ]
+    buffers = dict(module.named_buffers())
+    statistics = {path: buffers[path].cpu().numpy() for path in momenta}
     shapes = [(tuple(one.shape[1:]), _dtype(one)) for one in rows]
 
     def init(key):
         _refuse_precision(name, start)
+        running = {
+            path: Statistic(jnp.asarray(value), momenta[path])
+            for path, value in statistics.items()
+        }
         if given:
-            return {path: jnp.asarray(value) for path, value in start.items()}
+            return {path: jnp.asarray(value) for path, value in start.items()} | running
         kinds = {
             path: jax.ShapeDtypeStruct(value.shape, value.dtype)
             for path, value in start.items()
@@ -104,12 +124,16 @@ def from_torch(
             return _parameters(_make(source, rows, int(seed)))
 
         seed = jax.random.bits(key, (), jnp.uint32)
-        return jax.pure_callback(draw, kinds, seed, vmap_method="sequential")
+        drawn = jax.pure_callback(draw, kinds, seed, vmap_method="sequential")
+        return drawn | running
 
-    def apply(params, inputs):
+    def apply(params, inputs, key=None, mask=None):
         several = inputs if isinstance(inputs, list | tuple) else (inputs,)
         pairs = zip(several, shapes, strict=True)
-        return program(params, *(_shape_rows(one, *shape) for one, shape in pairs))
+        ready = (_shape_rows(one, *shape) for one, shape in pairs)
+        if key is None or trained is None:
+            return programs[0](params, *ready)
+        return programs[1](params, *ready, now=Training(key, mask))
 
     return Model(init, apply)
 
@@ -179,12 +203,14 @@ def state_dict(
         )
     own = {
         path.removeprefix("['").removesuffix("']"): torch.from_numpy(np.array(value))
-        for path, value in params.items()
+        for path, value in leaves_by_path(dict(params)).items()
     }
     if module is None:
         return own
     names = {value: path for path, value in module.named_parameters()}
     wanted = {path for path, value in module.named_parameters() if value.requires_grad}
+    statistics = own.keys() & dict(module.named_buffers())
+    wanted |= statistics
     if set(own) != wanted:
         odd = sorted(set(own) ^ wanted)[0]
         whose = "a parameter of the model only" if odd in own else "missing"
@@ -194,6 +220,7 @@ def state_dict(
         )
     tied = dict(module.named_parameters(remove_duplicate=False))
     state: dict[str, Tensor] = dict(module.state_dict())
+    state |= {path: own[path] for path in statistics}
     for path, value in tied.items():
         if names[value] in own:
             state[path] = own[names[value]]
@@ -294,9 +321,12 @@ def _names(module: "nn.Module") -> dict[str, str]:
 def _assign(
     program: TorchProgram, module: "nn.Module", trained: Container[str]
 ) -> TorchProgram:
-    """The program with frozen parameters as constants, and tied ones under one name."""
+    """The program with frozen parameters as constants, and tied ones under one name.
+
+    Running statistics are among the ``trained``.
+    """
     names, values = _names(module), dict(module.named_parameters())
-    own = {value: names[name] for value, name in program.parameters.items()}
+    own = {value: names.get(name, name) for value, name in program.parameters.items()}
     frozen = {
         value: values[name].detach().cpu().numpy()
         for value, name in own.items()

@@ -11,7 +11,8 @@ mlp            ``hidden.0.weight``, ``hidden.0.bias``, ..., ``last.*``: ``nn.Lin
 cnn            ``first.*``, ``second.*``: ``nn.Conv2d``; ``hidden.*``, ``last.*``:
                ``nn.Linear``, whose inputs are flattened as PyTorch does, channels first
 norm = true    ``norm.0.*``, ...: ``nn.LayerNorm`` after an ``nn.Linear``,
-               ``nn.GroupNorm`` of one group after an ``nn.Conv2d``
+               ``nn.GroupNorm`` of one group after an ``nn.Conv2d``; with
+               norm = "batch" ``nn.BatchNorm1d`` and ``nn.BatchNorm2d``
 char_rnn       ``embedding.weight``; ``rnn.weight_ih_l0``, ...: ``nn.LSTM`` or
                ``nn.GRU`` with ``batch_first``; ``last.*``
 =============  =====================================================================
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedblend.batch_statistics import is_statistic
 from fedblend.core import PyTree
 from fedblend.mixing import Blend
 from fedblend.models.feedforward import Affine, Cnn, Mlp
@@ -39,6 +41,8 @@ NAMES = (
     (r"^embedding$", "embedding.weight"),
     (r"\.scale$", ".weight"),
     (r"\.offset$", ".bias"),
+    (r"^(norm\.\d+\.)mean$", r"\1running_mean"),
+    (r"^(norm\.\d+\.)variance$", r"\1running_var"),
     (r"^layers\.(\d+)\.inputs\.(weight|bias)$", r"rnn.\2_ih_l\1"),
     (r"^layers\.(\d+)\.state$", r"rnn.weight_hh_l\1"),
 )
@@ -59,7 +63,10 @@ def state_dict(model: PyTree) -> Named:
             for name, value in state_dict(own).items()
         }
     if isinstance(model, Mapping):
-        values = {str(name): value for name, value in model.items()}
+        values = {
+            str(name): value.value if is_statistic(value) else value
+            for name, value in model.items()
+        }
         if all(hasattr(value, "shape") for value in values.values()):
             return {name: np.asarray(value) for name, value in values.items()}
     if not (isinstance(model, KINDS) or _is_recurrent(model)):

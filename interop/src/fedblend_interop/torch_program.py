@@ -6,28 +6,28 @@ The steps are those of ``torch.export``, for any number of rows: a size that dep
 it is computed from the shapes of the inputs. Every value has the dtype that it has in
 PyTorch, as far as JAX's precision allows.
 
-A model has no random key and no state besides its parameters. To see what a module does
-in training that a model does not, it runs once in training mode, on a copy, and what it
-draws or averages over rows is noted with the layer that does so, be it a layer of its
-own or a function called inside of one.
+A module has one program for evaluation, and one for training if that is another one.
+Running statistics of batch normalization are parameters of both; other buffers are
+constants.
 """
 
-import copy
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from io import StringIO
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.errors import InputError, UserError
-from fedblend_interop.torch_layers import LAYERS, SEQUENCES
+from fedblend.errors import InputError
+from fedblend.models.feedforward import Training
+from fedblend_interop.torch_layers import IN_TRAINING, LAYERS, SEQUENCES
 from fedblend_interop.torch_operators import POINTWISE, SHAPES
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
 
-OPERATORS = {**POINTWISE, **SHAPES, **LAYERS, **SEQUENCES}
+OPERATORS = {**POINTWISE, **SHAPES, **LAYERS, **SEQUENCES, **IN_TRAINING}
 """What JAX computes for an operator of ATen, by its name."""
 WHOLE = (
     *("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"),
@@ -45,8 +45,6 @@ WHOLE = (
 IGNORED = ("dtype", "layout", "device", "pin_memory", "memory_format", "generator")
 """Keywords of operators: a value's dtype is known anyway, the rest is of PyTorch."""
 ONE = "(Tensor x) -> Tensor"
-RANDOM = ("bernoulli", "native_dropout", "rrelu_with_noise")
-"""Parts of the names of operators that draw, as dropout does."""
 CHECKS = ("_assert_", "sym_constrain_range", "_assert_scalar", "_assert_tensor")
 """Operators that compute nothing."""
 
@@ -65,6 +63,11 @@ class TorchStep(NamedTuple):
     arguments: Any
     keywords: Mapping[str, Any]
     dtypes: Any
+    trains: bool
+    """Whether the function has key and mask of a training step ahead of the rest."""
+
+
+EVALUATION = Training()
 
 
 class TorchProgram(NamedTuple):
@@ -72,19 +75,27 @@ class TorchProgram(NamedTuple):
 
     inputs: tuple[str, ...]
     parameters: Mapping[str, str]
-    """By the names of values: which parameters of the module they are."""
+    """By the names of values: which parameters, or running statistics, they are."""
     constants: Mapping[str, np.ndarray]
     steps: tuple[TorchStep, ...]
     output: str
 
-    def __call__(self, params: Mapping[str, jax.Array], *inputs: jax.Array):
+    def __call__(
+        self, params: Mapping[str, Any], *inputs: jax.Array, now: Training = EVALUATION
+    ):
         """The outputs of the module with these parameters."""
         known: dict[str, Any] = dict(zip(self.inputs, inputs, strict=True))
         known |= {name: params[own] for name, own in self.parameters.items()}
         known |= {name: jnp.asarray(one) for name, one in self.constants.items()}
         with jax.numpy_rank_promotion("allow"):  # as PyTorch does
-            for step in self.steps:
-                values = step.function(
+            for place, step in enumerate(self.steps):
+                function = step.function
+                if step.trains and now.key is not None:
+                    own = now._replace(key=jax.random.fold_in(now.key, place))
+                    function = partial(function, own)
+                elif step.trains:
+                    function = partial(function, now)
+                values = function(
                     *_resolve(step.arguments, known), **_resolve(step.keywords, known)
                 )
                 known[step.name] = _cast(values, step.dtypes)
@@ -191,31 +202,50 @@ def _why(error: Exception) -> str:
     return f"cannot be traced by torch.export: {kind}: {text[:300]}"
 
 
-def program_of(name: str, graph: "ExportedProgram") -> TorchProgram:
-    """The steps of a graph.
+def momenta_of(name: str, graph: "ExportedProgram") -> dict[str, float]:
+    """The running statistics that a graph moves, by path, and how fast they follow.
 
     Raises:
-        InputError: it has operators that are not among those of ``OPERATORS``, has
-            other outputs than one array, or writes to its buffers.
+        InputError: it writes to other buffers.
+    """
+    signature = graph.graph_signature
+    found: dict[str, float] = {}
+    for node in graph.graph.nodes:
+        if "batch_norm_legit_functional" in str(node.target):
+            for statistic in node.args[3:5]:
+                if statistic.name in signature.inputs_to_buffers:
+                    own = signature.inputs_to_buffers[statistic.name]
+                    found[own] = node.args[6]
+    for path in signature.buffers_to_mutate.values():
+        if path not in found and not path.endswith("num_batches_tracked"):
+            raise InputError(
+                f"from_torch: {name} writes to its buffer {path!r}; only parameters "
+                "and statistics of batch normalization can be mixed and averaged"
+            )
+    return found
+
+
+def program_of(
+    name: str, graph: "ExportedProgram", statistics: Container[str] = ()
+) -> TorchProgram:
+    """The steps of a graph.
+
+    Args:
+        name: of the module.
+        graph: of it.
+        statistics: paths of the buffers that are parameters of the model.
+
+    Raises:
+        InputError: it has operators that are not among those of ``OPERATORS``, or other
+            outputs than one array.
     """
     signature = graph.graph_signature
     nodes = list(graph.graph.nodes)
     called = [node for node in nodes if node.op == "call_function"]
     _refuse_sizes_from_values(name, called)
     _refuse_unknown(name, called)
-    if signature.buffers_to_mutate:
-        first = next(iter(signature.buffers_to_mutate.values()))
-        raise InputError(
-            f"from_torch: {name} writes to its buffer {first!r}; only parameters can "
-            "be mixed and averaged"
-        )
-    outputs = next(node for node in nodes if node.op == "output").args[0]
-    if len(outputs) != 1 or not hasattr(outputs[0], "name"):
-        raise InputError(
-            f"from_torch: {name} returns {len(outputs)} values; a model returns one "
-            "tensor, with the scores of each row"
-        )
-    shape = outputs[0].meta["val"].shape
+    output = _output(name, graph)
+    shape = output.meta["val"].shape
     inputs = tuple(map(str, signature.user_inputs))
     first = next(one for one in nodes if one.name == inputs[0])
     if not len(shape) or shape[0] != first.meta["val"].shape[0]:
@@ -224,24 +254,39 @@ def program_of(name: str, graph: "ExportedProgram") -> TorchProgram:
             f"from_torch: {name} returns a tensor of shape ({sizes}); the first axis "
             "of inputs and outputs is that of the rows"
         )
+    buffers = signature.inputs_to_buffers
+    moving = {value: path for value, path in buffers.items() if path in statistics}
+    known = {**graph.constants, **graph.state_dict}
+    fixed = {**buffers, **signature.inputs_to_lifted_tensor_constants}
     return TorchProgram(
         inputs,
-        signature.inputs_to_parameters,
-        _constants(graph),
+        {**signature.inputs_to_parameters, **moving},
+        {
+            value: known[own].detach().cpu().numpy()
+            for value, own in fixed.items()
+            if value not in moving
+        },
         tuple(_step(node) for node in called if not _is_check(node)),
-        outputs[0].name,
+        output.name,
     )
 
 
-def _constants(graph: "ExportedProgram") -> dict[str, np.ndarray]:
-    signature = graph.graph_signature
-    buffers = signature.inputs_to_buffers
-    lifted = signature.inputs_to_lifted_tensor_constants
-    known = {**graph.constants, **graph.state_dict}
-    return {
-        name: known[own].detach().cpu().numpy()
-        for name, own in {**buffers, **lifted}.items()
-    }
+def _output(name: str, graph: "ExportedProgram") -> "Node":
+    """The scores that a module returns, alone or as "logits" of a dictionary."""
+    from torch.utils import _pytree
+
+    names = graph.graph_signature.user_outputs
+    known = {node.name: node for node in graph.graph.nodes}
+    shape: Any = graph.call_spec.out_spec
+    found: Any = _pytree.tree_unflatten(list(names), shape)
+    if isinstance(found, Mapping) and ("logits" in found or len(found) == 1):
+        found = found.get("logits", next(iter(found.values())))
+    if found not in names:
+        raise InputError(
+            f"from_torch: {name} returns {len(names)} values; a model returns one "
+            'tensor, with the scores of each row, or a dictionary with "logits"'
+        )
+    return known[found]
 
 
 def _names(node: "Node") -> Iterator[str]:
@@ -318,9 +363,9 @@ def _step(node: "Node") -> TorchStep:
     }
     function = _function(node)
     assert function is not None
-    return TorchStep(
-        node.name, function, arguments, keywords, _dtypes(node.meta["val"])
-    )
+    dtypes = _dtypes(node.meta["val"])
+    trains = any(one in IN_TRAINING for one in _names(node))
+    return TorchStep(node.name, function, arguments, keywords, dtypes, trains)
 
 
 def _dtypes(value: Any) -> Any:
@@ -349,122 +394,3 @@ def example_errors(
             f"from_torch: {type(module).__name__} does not take the example, of shape "
             f"{sizes}: {why}"
         ) from None
-
-
-def observe(
-    module: "nn.Module", example: tuple["Tensor", ...], training: bool
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The layers that draw, and those that use statistics of the batch.
-
-    By the layer's path in the module: the name of its class.
-
-    Raises:
-        ExampleError: the module does not take the example.
-    """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    drawing: dict[str, str] = {}
-    averaging: dict[str, str] = {}
-    inside: list[tuple[str, str]] = []
-
-    class Observer(TorchDispatchMode):
-        supports_higher_order_operators = True
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            name = str(func)
-            path, kind = inside[-1] if inside else ("", "")
-            if any(word in name for word in RANDOM):
-                drawing.setdefault(path, kind)
-            # An instance norm is one row that has the channels of all rows.
-            if "batch_norm" in name and _uses_batch(args) and args[0].shape[0] > 1:
-                averaging.setdefault(path, kind)
-            return func(*args, **(kwargs or {}))
-
-    def enter(path: str, layer: "nn.Module"):
-        layer.register_forward_pre_hook(
-            lambda *_: inside.append((path, type(layer).__name__))
-        )
-        layer.register_forward_hook(lambda *_: inside.pop() and None)
-
-    shared: dict[int, Any] = {id(one): one for one in module.parameters()}
-    watched = copy.deepcopy(module, shared).train(training)  # buffers may change
-    for path, layer in watched.named_modules():
-        enter(path, layer)
-    with (
-        example_errors(module, example),
-        torch.random.fork_rng(),
-        torch.no_grad(),
-        Observer(),
-    ):
-        watched(*example)
-    return drawing, averaging
-
-
-def _uses_batch(arguments: tuple) -> bool:
-    """Whether a batch normalization uses the rows at hand: its argument ``training``.
-
-    It is the only one that is true or false.
-    """
-    return any(one is True for one in arguments)
-
-
-def _check_dropout(key: str, value: Any) -> Any:
-    if value not in ("off", None):
-        raise UserError(key, value, '"off" or None')
-    return value
-
-
-Off = Annotated[Literal["off"] | None, _check_dropout]
-"""Whether a module with dropout is trained without it; None refuses such a module."""
-
-
-def refuse_dropout(caller: str, name: str, dropout: Off, place: str) -> None:
-    """Refuse a module with dropout in this place, unless the user switched it off."""
-    if dropout is None:
-        raise InputError(
-            f"{caller}: {name} uses dropout, {place}; a model of fedblend computes the "
-            'same in training and evaluation: dropout="off" trains without it'
-        )
-
-
-def refuse_training_only(
-    name: str,
-    module: "nn.Module",
-    example: tuple["Tensor", ...],
-    dropout: Off,
-    freeze_batch_norm: bool,
-) -> None:
-    """Refuse a module that is another one in training, unless the user said so.
-
-    Raises:
-        InputError: one line, with the layers.
-    """
-    drawing, averaging = observe(module, example, training=True)
-    if drawing:
-        refuse_dropout("from_torch", name, dropout, f"in {layers(drawing)}")
-    _, always = observe(module, example, training=False)
-    if always:
-        raise InputError(
-            f"from_torch: {name} has {layers(always)}, which takes the statistics of "
-            "the batch in evaluation too, so that rows depend on each other; normalize "
-            "within a row instead (GroupNorm, LayerNorm)"
-        )
-    if averaging and not freeze_batch_norm:
-        raise InputError(
-            f"from_torch: {name} has {layers(averaging)}, whose running statistics can "
-            "be neither mixed nor averaged; normalize within a row instead (GroupNorm, "
-            "LayerNorm), or freeze_batch_norm=True keeps the stored statistics"
-        )
-
-
-def layers(found: Mapping[str, str]) -> str:
-    """The first of some layers, and how many more there are.
-
-    >>> layers({"conv.2": "Dropout", "6": "Dropout"})
-    "Dropout at 'conv.2' and in 1 more place"
-    """
-    path, kind = next(iter(found.items()))
-    more = len(found) - 1
-    end = f" and in {more} more place{'s' * (more > 1)}" if more else ""
-    return f"{kind}{f' at {path!r}' if path else ''}{end}"

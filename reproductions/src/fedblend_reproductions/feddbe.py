@@ -34,6 +34,7 @@ Reference: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, "Eliminating domain bias 
 federated learning in representation space", NeurIPS 2023, arXiv:2311.14975.
 """
 
+from functools import wraps
 from typing import NamedTuple
 
 import jax
@@ -88,8 +89,9 @@ def shifted(model: Model, shape: Shape) -> Model:
         found = jax.eval_shape(features, params, row)
         return Shifted(params, jnp.zeros(found.shape[1:], found.dtype))
 
-    def own_features(params, inputs):
-        return features(params.model, inputs)
+    @wraps(features, assigned=(), updated=())
+    def own_features(params, inputs, **more):
+        return features(params.model, inputs, **more)
 
     def own_head(params, values):
         return head(params.model, values + params.shift[None])

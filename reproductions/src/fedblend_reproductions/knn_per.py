@@ -40,6 +40,7 @@ Reference: Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning throu
 memorization", ICML 2022, arXiv:2111.09360.
 """
 
+from functools import wraps
 from typing import Annotated, NamedTuple
 
 import jax
@@ -127,9 +128,10 @@ def neighbors(model: Model) -> Model:
         allowed = "a model with features, fb.Model(init, apply, features, head)"
         raise UserError("neighbors: model", model, allowed, "one without them")
 
-    def apply(params, inputs):
+    @wraps(model.apply, assigned=(), updated=())
+    def apply(params, inputs, **more):
         if not isinstance(params, Neighbors):
-            return model.apply(params, inputs)
+            return model.apply(params, inputs, **more)
         ours = model.apply(params.shared, inputs)
         single = ours.ndim == 1 or ours.shape[1] == 1
         classes = 2 if single else ours.shape[1]

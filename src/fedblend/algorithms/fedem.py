@@ -42,9 +42,9 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.batches import everything
-from fedblend.core import Algorithm, Loss, Wire, start_with_params
+from fedblend.core import Algorithm, Batch, Loss, Wire, start_with_params
 from fedblend.local import Work, local_update
-from fedblend.losses import gradient
+from fedblend.losses import gradient, row_losses
 from fedblend.models.derived import (
     models_only,
     require_ensemble,
@@ -80,14 +80,17 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
         >>> [bool(run.client(i).weights.max() > 0.95) for i in (0, 1)]
         [True, True]
     """
-    losses_of_each = jax.vmap(single_loss(loss), (0, None))
+    own_loss = single_loss(loss)
+    losses_of_each = jax.vmap(
+        lambda model, batch: row_losses(own_loss, model, batch), (0, None)
+    )
 
     def expect(models, weights, shard):
         """The client's rows with q, as a shard, and the weights that follow."""
-        rows, mask, _ = everything(shard)
+        rows, mask = everything(shard)[:2]
         assert mask is not None
         prior = jnp.log(jnp.maximum(weights, jnp.finfo(weights.dtype).tiny))
-        scores = prior[None] - losses_of_each(models, rows).T
+        scores = prior[None] - losses_of_each(models, Batch(rows)).T
         # A model that diverged explains no row.
         scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
         q = jax.nn.softmax(scores, axis=1).astype(weights.dtype)  # [rows, models]
@@ -97,9 +100,10 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
         window = dataclasses.replace(shard, examples=(rows, q), start=start)
         return window, jnp.where(shard.count > 0, after, weights)
 
-    def surrogate(shared, rows):
+    def surrogate(shared, rows, key, mask):
         rows, q = rows
-        return (q.T * losses_of_each(shared.models, rows)).sum(axis=0)
+        batch = Batch(rows, mask, key=key)
+        return (q.T * losses_of_each(shared.models, batch)).sum(axis=0)
 
     def enroll(params, shard, key):
         number = require_ensemble("fedem: params", params)

@@ -20,10 +20,9 @@ federated optimization", ICLR 2021, arXiv:2003.00295.
 
 from typing import NamedTuple
 
-import optax
-
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batch_statistics import take_step
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import ServerOptimizer, Work, resolve
 from fedblend.registry import algorithm
@@ -61,8 +60,9 @@ def fedopt(
 
     def server(aggregate, down, server, central, key):
         ascent = trees.scale(-1, aggregate.mean.delta)
-        updates, state = transform.update(ascent, server.optimizer, down.shared)
-        shared = optax.apply_updates(down.shared, updates)
+        shared, state = take_step(
+            transform, ascent, server.optimizer, down.shared, ascent, momentum=1.0
+        )
         return down._replace(shared=shared), FedOptServer(state)
 
     rate = server_optimizer if isinstance(server_optimizer, int | float) else 0.0

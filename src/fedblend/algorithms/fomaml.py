@@ -31,6 +31,7 @@ from functools import partial
 from fedblend import keys, trees
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
+from fedblend.batch_statistics import refuse_statistics
 from fedblend.batches import draw
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import ServerOptimizer, WorkOrNone, descend
@@ -69,11 +70,13 @@ def fomaml(
     train = partial(descend, gradient(loss), work=work)
 
     def client(down, client, shard, key):
+        refuse_statistics("fomaml", down.shared)
         reached, _ = train(
             down.shared, shard, key, round=down.round, correction=down.correction
         )
         fresh = draw(shard, keys.named(key, "fomaml"), work.batch_size)
-        mean_gradient = gradient(loss)(reached, fresh)
+        own = keys.named(key, "fomaml loss")
+        mean_gradient = gradient(loss)(reached, fresh._replace(key=own))
         push = trees.add_where_given(mean_gradient, down.correction)
         return Up(trees.scale(-1, push), mean_gradient), client
 

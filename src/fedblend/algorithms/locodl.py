@@ -57,6 +57,7 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.scaffnew import toss
+from fedblend.batch_statistics import refuse_statistics
 from fedblend.checks import (
     COUNT,
     FUNCTION,
@@ -206,6 +207,7 @@ def locodl(
         )
 
     def enroll(params, shard, key):
+        refuse_statistics("locodl", params)
         zeros, new = trees.zeros_like(params), jnp.ones((), bool)
         seed = jnp.zeros(2, jnp.uint32) if one else ()
         common = zeros if alone else ()

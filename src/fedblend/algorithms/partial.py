@@ -39,6 +39,7 @@ import jax
 import optax
 
 from fedblend import keys, trees
+from fedblend.batch_statistics import take_step
 from fedblend.checks import PATHS, PartNames, optional, require_parts, words
 from fedblend.core import (
     Algorithm,
@@ -221,9 +222,8 @@ def partial(
     def server(aggregate, down, server, central, key):
         ascent = trees.scale(-1, aggregate.mean.delta)
         here = part(down.shared, False)
-        updates, server = transform.update(ascent, server, here)
-        shared = trees.add_where_given(down.shared, updates)
-        return down._replace(shared=shared), server
+        moved, server = take_step(transform, ascent, server, here, ascent, momentum=1.0)
+        return down._replace(shared=trees.fill(moved, down.shared)), server
 
     def personal_model(down, client, shard, key):
         return trees.fill(part(down.shared, False), client.personal)

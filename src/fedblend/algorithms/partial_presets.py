@@ -57,9 +57,9 @@ def lg_fedavg(loss: Loss, work: Work, *, body: PartNames) -> Algorithm:
 def fedbn(loss: Loss, work: Work, *, normalization: PartNames) -> Algorithm:
     """FedBN: all but the normalization layers is shared.
 
-    Where this differs from the paper: models here have no batch statistics. What stays
-    is the scale and the offset of a layer or group normalization, or of a batch
-    normalization whose statistics are constants (``freeze_batch_norm``).
+    Where this differs from the paper: it does not, with batch normalization, whose
+    scale, offset and running statistics stay. Of a layer or group normalization the
+    scale and the offset do.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

@@ -36,6 +36,7 @@ import jax
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.finetune import finetune
+from fedblend.batch_statistics import refuse_statistics
 from fedblend.checks import (
     NotNegative,
     Positive,
@@ -119,6 +120,7 @@ def perfedavg(
     train = partial(local_update, direction, work=work, further=("inner", "hessian"))
 
     def client(down, client, shard, key):
+        refuse_statistics("perfedavg", down.shared)
         return train(down, shard, key), client
 
     trained = fedavg(loss, work)._replace(client=client)

@@ -38,6 +38,7 @@ from fedblend import trees
 from fedblend.algorithms.ditto import ditto
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
+from fedblend.batch_statistics import refuse_statistics
 from fedblend.checks import Count, Positive
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.local import Work, descend, plan_steps, resolve
@@ -104,6 +105,7 @@ def pfedme(
         return jax.grad(pull)(local, theta), trees.subtract(before, theta)
 
     def enroll(params, shard, key):
+        refuse_statistics("pfedme", params)
         return (), PFedMeClient(params)
 
     def client(down, client, shard, key):

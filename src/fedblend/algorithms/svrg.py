@@ -60,11 +60,12 @@ def svrg(
     """
     gradient_at = gradient(loss)
 
-    def make_anchor(params, shard):
-        return SvrgClient(params, gradient_at(params, everything(shard)))
+    def make_anchor(params, shard, key):
+        whole = everything(shard)._replace(key=keys.named(key, "anchor loss"))
+        return SvrgClient(params, gradient_at(params, whole))
 
     def enroll(params, shard, key):
-        return (), make_anchor(params, shard)
+        return (), make_anchor(params, shard, key)
 
     def client(down, client, shard, key):
         def direction(here, batch):
@@ -75,7 +76,7 @@ def svrg(
         up = local_update(direction, down, shard, key, work=work)
         coin = jax.random.bernoulli(keys.named(key, "anchor"), refresh)
         after = jax.lax.cond(
-            coin, lambda: make_anchor(down.shared, shard), lambda: client
+            coin, lambda: make_anchor(down.shared, shard, key), lambda: client
         )
         return up, after
 

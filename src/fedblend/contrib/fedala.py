@@ -41,6 +41,7 @@ import optax
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batch_statistics import refuse_statistics
 from fedblend.batches import part
 from fedblend.checks import (
     PATHS,
@@ -139,6 +140,7 @@ def fedala(
         weights = trees.map_with_path(
             lambda path, leaf: jnp.ones_like(leaf) if is_head(path) else None, params
         )
+        refuse_statistics("fedala: head", weights)
         return (), FedAlaClient(params, weights, jnp.zeros((), bool))
 
     def client(down, client, shard, key):

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from fedblend.checks import COUNT, FUNCTION, gate
-from fedblend.core import Loss
-from fedblend.losses import poisson
+from fedblend.core import Batch, Loss
+from fedblend.losses import poisson, row_losses
 from fedblend.metrics.metric import (
     Metric,
     RowByRow,
@@ -85,7 +85,10 @@ def mean_loss(loss: Loss) -> Metric:
         del rows
         return mean_and_rows(losses, mask)
 
-    return metric_of_rows(mean_error, RowByRow(loss, finish))
+    def losses_of(model, rows):
+        return row_losses(loss, model, Batch(rows))
+
+    return metric_of_rows(mean_error, RowByRow(losses_of, finish))
 
 
 @_builder(mean_of_rows, fraction_of_rows)

@@ -8,6 +8,8 @@ fedblend-adapters: they are imported when they are first used.
 
 from typing import TYPE_CHECKING, Any
 
+from fedblend.batch_statistics import Statistic as Statistic
+from fedblend.batch_statistics import standardize as standardize
 from fedblend.extras import find_elsewhere, require
 from fedblend.models.derived import Ensemble as Ensemble
 from fedblend.models.derived import ensemble as ensemble

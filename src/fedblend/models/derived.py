@@ -21,11 +21,13 @@ ensemble of one model has just its outputs.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedblend.batch_statistics import is_statistic
 from fedblend.checks import COUNT, NOT_NEGATIVE, Instance, gate, words
 from fedblend.core import Loss, PyTree
 from fedblend.errors import UserError
@@ -116,8 +118,9 @@ def ensemble(
         weights = jnp.zeros((number,), jnp.result_type(*leaves))
         return Ensemble(weights, jax.tree.unflatten(structure, moved))
 
-    def apply(params, inputs):
-        each = jax.vmap(model.apply, (0, None))(params.models, inputs)
+    @wraps(model.apply, assigned=(), updated=())
+    def apply(params, inputs, **more):
+        each = jax.vmap(lambda one: model.apply(one, inputs, **more))(params.models)
         if len(each) == 1:
             return each[0]
         return average(jax.nn.log_softmax(params.log_weights).astype(each.dtype), each)
@@ -128,10 +131,11 @@ def ensemble(
 def single_loss(loss: Loss) -> Loss:
     """The loss of one of the models, as an ensemble by itself."""
 
-    def alone(model, rows):
+    @wraps(loss)
+    def alone(model, rows, **more):
         dtype = jnp.result_type(*jax.tree.leaves(model))
         own = jax.tree.map(lambda leaf: leaf[None], model)
-        return loss(Ensemble(jnp.zeros((1,), dtype), own), rows)
+        return loss(Ensemble(jnp.zeros((1,), dtype), own), rows, **more)
 
     return alone
 
@@ -176,16 +180,18 @@ def set_products(model: Model, products: Products) -> Model:
     """
 
     def compute(apply: Apply) -> Apply:
-        def low(params, inputs):
+        @wraps(apply, assigned=(), updated=())
+        def low(params, inputs, **more):
             leaves = jax.tree.leaves(params)
             own = jnp.result_type(*leaves) if leaves else jnp.float32
-            outputs = apply(_cast(params, jnp.bfloat16), _cast(inputs, jnp.bfloat16))
-            return _cast(outputs, own)
+            low = (_cast(tree, jnp.bfloat16) for tree in (params, inputs))
+            return _cast(apply(*low, **more), own)
 
-        def exactly(params, inputs):
+        @wraps(apply, assigned=(), updated=())
+        def exactly(params, inputs, **more):
             exact = {"float32": "highest", "tf32": "tensorfloat32"}[products]
             with jax.default_matmul_precision(exact):
-                return apply(params, inputs)
+                return apply(params, inputs, **more)
 
         return low if products == "bfloat16" else exactly
 
@@ -196,10 +202,11 @@ def set_products(model: Model, products: Products) -> Model:
 
 
 def _cast(tree: PyTree, dtype) -> PyTree:
-    """Floating leaves in this dtype."""
-    return jax.tree.map(
-        lambda leaf: (
-            leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-        ),
-        tree,
-    )
+    """Floating leaves in this dtype; statistics of batches keep theirs."""
+
+    def cast(leaf):
+        if is_statistic(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return leaf.astype(dtype)
+
+    return jax.tree.map(cast, tree, is_leaf=is_statistic)

@@ -7,7 +7,7 @@ for all clients.
 
 *The multilayer perceptron* has two hidden layers of 200 with ReLU by default, as in
 APFL's experiments, without the dropout and batch normalization of its authors' code,
-which the paper does not have.
+which the paper does not have; ``dropout`` and ``norm = "batch"`` add them.
 
 *The convolutional networks*, APFL's and the larger one used for EMNIST, are
 ``convolution, convolution, hidden layer, scores`` with ReLU, without padding and with
@@ -26,7 +26,7 @@ References:
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +34,27 @@ import numpy as np
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
 
-from fedblend.checks import COUNT, FLAG, gate, words
+from fedblend.batch_statistics import Statistic, standardize
+from fedblend.checks import COUNT, Instance, Number, gate, words
 from fedblend.core import Key
 from fedblend.errors import UserError
 from fedblend.mixing import Apply
 from fedblend.models.convolution import convolution
 from fedblend.models.model import Model, Shape, flat, image, join_halves, model
 
+Normal = bool | Literal["batch"]
+"""Whether layers are normalized: each row, or the rows of a batch together."""
+
+
+def _norm_rule(key: str, value: Any) -> Normal:
+    """The rule of ``checks`` for whether layers are normalized, and by what."""
+    if isinstance(value, str) and value == "batch":
+        return value
+    return Instance((bool, np.bool_), 'True, False or "batch"')(key, value)
+
+
+DROPOUT = Number(least=0, below=1)
+"""The rule of ``checks`` for a rate of dropout."""
 ACTIVATIONS = {
     "relu": jax.nn.relu,
     "tanh": jnp.tanh,
@@ -48,6 +62,28 @@ ACTIVATIONS = {
     "softplus": jax.nn.softplus,
     "gelu": jax.nn.gelu,
 }
+
+
+class Training(NamedTuple):
+    """Key and mask of a training step, None in evaluation; ``rate`` is of dropout."""
+
+    key: Key | None = None
+    mask: jax.Array | None = None
+    rate: float = 0.0
+
+    def drop(self, place: int, values: jax.Array) -> jax.Array:
+        """Values of a layer, of which some are zero in training, and others larger."""
+        if self.key is None or not self.rate:
+            return values
+        return dropout(jax.random.fold_in(self.key, place), self.rate, values)
+
+
+def dropout(key: Key, rate: float, values: jax.Array) -> jax.Array:
+    """The values, each zero with the probability ``rate``; the others grow by that."""
+    if rate >= 1:
+        return jnp.zeros_like(values)
+    kept = jax.random.bernoulli(key, 1 - rate, values.shape)
+    return jnp.where(kept, values / (1 - rate), 0)
 
 
 class Affine(NamedTuple):
@@ -69,10 +105,15 @@ class Kernel(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What a normalization learns: a factor and an addend for each channel."""
+    """What a normalization learns: a factor and an addend for each channel.
+
+    One of batches has their running mean and variance, too.
+    """
 
     scale: jax.Array
     offset: jax.Array
+    mean: Statistic | None = None
+    variance: Statistic | None = None
 
 
 def affine(start: Initializer, key: Key, inputs: int, outputs: int, dtype) -> Affine:
@@ -114,13 +155,35 @@ def pool(images: jax.Array) -> jax.Array:
     return squares.max(axis=(2, 4))
 
 
-def norms(widths: Sequence[int], dtype) -> tuple[Norm, ...]:
-    """Normalizations of layers of these widths; at first they neither scale nor add."""
-    return tuple(Norm(jnp.ones(n, dtype), jnp.zeros(n, dtype)) for n in widths)
+def norms(widths: Sequence[int], dtype, norm: Normal = True) -> tuple[Norm, ...]:
+    """Normalizations of layers of these widths; at first they neither scale nor add.
+
+    Args:
+        widths: of the layers.
+        dtype: of the parameters.
+        norm: True for those of rows, "batch" for those of batches, False for none.
+    """
+    if not norm:
+        return ()
+    pairs = [(jnp.ones(n, dtype), jnp.zeros(n, dtype)) for n in widths]
+    if norm != "batch":
+        return tuple(Norm(*pair) for pair in pairs)
+    return tuple(
+        Norm(one, zero, Statistic(zero), Statistic(one)) for one, zero in pairs
+    )
 
 
-def normalize(layer: Norm, inputs: jax.Array) -> jax.Array:
-    """Every row less its mean, over its deviation; then scale and offset by channel."""
+def normalize(layer: Norm, inputs: jax.Array, training: Training) -> jax.Array:
+    """By row or batch: less the mean, over the deviation; scale, offset by channel."""
+    if layer.mean is not None and layer.variance is not None:
+        ready = standardize(
+            inputs,
+            layer.mean,
+            layer.variance,
+            training=training.key is not None,
+            mask=training.mask,
+        )
+        return ready * _align(layer.scale, inputs) + _align(layer.offset, inputs)
     axes = tuple(range(1, inputs.ndim))
     centered = inputs - inputs.mean(axes, keepdims=True)
     spread = jax.lax.rsqrt((centered**2).mean(axes, keepdims=True) + 1e-5)
@@ -198,14 +261,21 @@ class Mlp(NamedTuple):
 
 
 @model("multilayer perceptron, 200-200 with ReLU", flat)
-@gate(inputs=COUNT, outputs=COUNT, activation=words(*ACTIVATIONS), norm=FLAG)
+@gate(
+    inputs=COUNT,
+    outputs=COUNT,
+    activation=words(*ACTIVATIONS),
+    norm=_norm_rule,
+    dropout=DROPOUT,
+)
 def mlp(
     inputs: int,
     outputs: int,
     *,
     hidden: Sequence[int] = (200, 200),
     activation: str = "relu",
-    norm: bool = False,
+    norm: Normal = False,
+    dropout: float = 0.0,
     dtype=jnp.float32,
 ) -> Model:
     """A multilayer perceptron.
@@ -215,7 +285,9 @@ def mlp(
         outputs: number of scores or values of a row.
         hidden: widths of the hidden layers; an empty list makes the model linear.
         activation: "relu", "tanh", "sigmoid", "softplus" or "gelu".
-        norm: layer normalization of the hidden layers, before the activation.
+        norm: True for layer normalization of the hidden layers, before the activation;
+            "batch" for batch normalization.
+        dropout: part of the hidden features that is zero in a training step.
         dtype: of the parameters.
 
     Hidden weights start as He's normal under ReLU and GELU and as Glorot's uniform
@@ -242,14 +314,15 @@ def mlp(
         ]
         end = jax.random.fold_in(key, len(layers))
         last = affine(glorot, end, widths[-1], outputs, dtype)
-        return Mlp(tuple(layers), norms(hidden, dtype) if norm else (), last)
+        return Mlp(tuple(layers), norms(hidden, dtype, norm), last)
 
-    def features(params, rows):
+    def features(params, rows, key=None, mask=None):
+        training = Training(key, mask, dropout)
         here = flatten(rows, params.last.weight.dtype)
         for place, layer in enumerate(params.hidden):
             here = linear(layer, here)
-            here = normalize(params.norm[place], here) if norm else here
-            here = ACTIVATIONS[activation](here)
+            here = normalize(params.norm[place], here, training) if norm else here
+            here = training.drop(place, ACTIVATIONS[activation](here))
         return here
 
     return join_halves(init, features, _last)
@@ -280,15 +353,24 @@ _LARGE = _Plan("large_cnn", 3, (32, 64), (False, True), 128)
 
 
 @model("APFL's network: convolutions 20-50, hidden 512", image)
-@gate(classes=COUNT, norm=FLAG)
-def cnn(shape: Shape, classes: int, *, norm: bool = False, dtype=jnp.float32) -> Model:
+@gate(classes=COUNT, norm=_norm_rule, dropout=DROPOUT)
+def cnn(
+    shape: Shape,
+    classes: int,
+    *,
+    norm: Normal = False,
+    dropout: float = 0.0,
+    dtype=jnp.float32,
+) -> Model:
     """APFL's network: 5x5 to 20, pool, 5x5 to 50, pool, 512, scores.
 
     The paper says "2 convolution layers, followed by 2 fully connected layers"; widths,
     kernels, the missing padding and the pooling are those of its authors' code, which
     declares dropout and does not use it. 440 812 parameters for 28x28x1 and 10
     classes, 672 212 for 32x32x3. ``norm`` normalizes every image after each layer but
-    the last, with a scale and an offset for each channel.
+    the last, with a scale and an offset for each channel; "batch" normalizes each
+    channel of a batch. ``dropout`` is the part of the 512 features that is zero in a
+    training step.
 
     Example:
         >>> model = cnn((28, 28), 10)
@@ -296,24 +378,38 @@ def cnn(shape: Shape, classes: int, *, norm: bool = False, dtype=jnp.float32) ->
         >>> model.apply(params, jnp.ones((2, 784))).shape
         (2, 10)
     """
-    return _network(_APFL, shape, classes, norm, dtype)
+    return _network(_APFL, shape, classes, norm, dropout, dtype)
 
 
 @model("EMNIST's: convolutions 32-64, 128", image)
-@gate(classes=COUNT, norm=FLAG)
+@gate(classes=COUNT, norm=_norm_rule, dropout=DROPOUT)
 def large_cnn(
-    shape: Shape, classes: int, *, norm: bool = False, dtype=jnp.float32
+    shape: Shape,
+    classes: int,
+    *,
+    norm: Normal = False,
+    dropout: float = 0.0,
+    dtype=jnp.float32,
 ) -> Model:
     """The larger network: 3x3 to 32, 3x3 to 64, pool, 128, scores.
 
-    The EMNIST network of Reddi et al., which FLIX uses too, without its dropout.
+    The EMNIST network of Reddi et al., which FLIX uses too; theirs has dropout of a
+    quarter after pooling, too.
     1 626 442 parameters (1.63 million) for CIFAR's 32x32x3 and 10 classes; 1 199 882
-    for 28x28x1 and 10 classes, 1 206 590 for 62. ``norm`` as of ``cnn``.
+    for 28x28x1 and 10 classes, 1 206 590 for 62. ``norm`` and ``dropout`` as of
+    ``cnn``.
     """
-    return _network(_LARGE, shape, classes, norm, dtype)
+    return _network(_LARGE, shape, classes, norm, dropout, dtype)
 
 
-def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Model:
+def _network(
+    plan: _Plan,
+    shape: Shape,
+    classes: int,
+    norm: Normal,
+    dropout: float,
+    dtype,
+) -> Model:
     image = _image(plan, shape)
     entries = math.prod(_features(plan, image))
     he, glorot = initializers.he_normal(), initializers.glorot_uniform()
@@ -328,20 +424,22 @@ def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Mode
         )
         last = affine(glorot, keys[3], plan.hidden, classes, dtype)
         widths = (*plan.channels, plan.hidden)
-        return Cnn(*layers, norms(widths, dtype) if norm else (), last)
+        return Cnn(*layers, norms(widths, dtype, norm), last)
 
-    def normal(params, place, here):
-        return normalize(params.norm[place], here) if norm else here
+    def features(params, rows, key=None, mask=None):
+        training = Training(key, mask, dropout)
 
-    def features(params, rows):
+        def normal(place, here):
+            return normalize(params.norm[place], here, training) if norm else here
+
         dtype = params.last.weight.dtype
         here = jnp.reshape(rows, (rows.shape[0], *image)).astype(dtype)
         for place, pooled in enumerate(plan.pooled):
-            here = normal(params, place, convolve(params[place], here))
+            here = normal(place, convolve(params[place], here))
             # Pooling commutes with ReLU, which is cheaper afterwards.
             here = jax.nn.relu(pool(here) if pooled else here)
-        here = normal(params, 2, linear(params.hidden, flatten(here, dtype)))
-        return jax.nn.relu(here)
+        here = normal(2, linear(params.hidden, flatten(here, dtype)))
+        return training.drop(2, jax.nn.relu(here))
 
     return join_halves(init, features, _last)
 

@@ -11,9 +11,10 @@ dtype of the parameters.
 
 *Parameters* are named tuples of arrays, of the ``dtype`` given to the builder.
 
-*Nothing is random after init, and rows do not depend on each other*: there is no
-dropout and no batch normalization, whose running means are no parameters to mix or
-average.
+*In evaluation nothing is random, and rows do not depend on each other.* A model that
+differs in training has ``apply(params, inputs, key=None, mask=None)``: with a key it
+draws (dropout), and batch normalization takes the statistics of the rows that count.
+Its running statistics are parameters, see ``batch_statistics``.
 
 A model by name is declared once, beside its builder::
 
@@ -27,6 +28,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from fedblend.core import Key, PyTree
@@ -58,8 +60,9 @@ class Model(NamedTuple):
 def join_halves(init: Callable[[Key], PyTree], features: Apply, head: Apply) -> Model:
     """The model of these two halves."""
 
-    def apply(params, inputs):
-        return head(params, features(params, inputs))
+    @wraps(features, assigned=(), updated=())
+    def apply(params, inputs, **more):
+        return head(params, features(params, inputs, **more))
 
     return Model(init, apply, features, head)
 
@@ -68,7 +71,11 @@ def change_unit(model: Model, center: float, scale: float) -> Model:
     """The model with outputs ``center + scale * outputs``, in the unit of targets."""
 
     def rescale(apply: Apply) -> Apply:
-        return lambda params, inputs: center + scale * apply(params, inputs)
+        @wraps(apply, assigned=(), updated=())
+        def rescaled(params, inputs, **more):
+            return center + scale * apply(params, inputs, **more)
+
+        return rescaled
 
     head = None if model.head is None else rescale(model.head)
     return model._replace(apply=rescale(model.apply), head=head)

@@ -26,7 +26,15 @@ from jax.nn import initializers
 
 from fedblend.checks import COUNT, gate
 from fedblend.data.preprocess.preprocessing import BINS
-from fedblend.models.feedforward import Affine, Mlp, affine, flatten, linear
+from fedblend.models.feedforward import (
+    DROPOUT,
+    Affine,
+    Mlp,
+    Training,
+    affine,
+    flatten,
+    linear,
+)
 from fedblend.models.model import Model, flat, join_halves, model
 
 HIDDEN = (64, 64)
@@ -58,13 +66,14 @@ def hidden_features(
 
 
 @model("small network for tables, on ranks of numbers", flat, head="last/bias")
-@gate(inputs=COUNT, outputs=COUNT)
+@gate(inputs=COUNT, outputs=COUNT, dropout=DROPOUT)
 def tabular(
     inputs: int,
     outputs: int,
     *,
     ranks: int = 0,
     hidden: Sequence[int] = HIDDEN,
+    dropout: float = 0.0,
     dtype=jnp.float32,
 ) -> Model:
     """A small network for tables; see the module's text.
@@ -75,6 +84,7 @@ def tabular(
         ranks: how many of the last entries are ranks of numbers, in bins; without any
             the network sees the inputs as they are.
         hidden: widths of the hidden layers.
+        dropout: part of the hidden features that is zero in a training step.
         dtype: of the parameters.
 
     Hidden weights start as He's normal, all others at zero: the first prediction is
@@ -98,8 +108,9 @@ def tabular(
         weight = jnp.zeros((outputs, widths[-1] + plain), dtype)
         return Mlp(tuple(layers), (), Affine(weight, jnp.zeros((outputs,), dtype)))
 
-    def features(params, rows):
-        return hidden_features(params, rows, ranks)
+    def features(params, rows, key=None):
+        drop = Training(key, None, dropout).drop
+        return hidden_features(params, rows, ranks, drop)
 
     def head(params, values):
         return linear(params.last, values)

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import jax
 
-from fedblend import trees
+from fedblend import keys, trees
+from fedblend.batch_statistics import is_statistic
 from fedblend.batches import draw
 from fedblend.checks import COUNT, gate, optional
 from fedblend.core import Key, Loss, PyTree, Shard
@@ -41,7 +42,8 @@ def row_loss(
                 f"central: a batch of {batch_size} is larger than the server's "
                 f"{rows.capacity} rows"
             )
-        return gradient_at(params, draw(rows, key, batch_size))
+        batch = draw(rows, key, batch_size)
+        return gradient_at(params, batch._replace(key=keys.named(key, "loss")))
 
     return central
 
@@ -73,4 +75,12 @@ def weigh(central: Central, weights: tuple[float, float]) -> Central:
             "that sum to 1"
         )
     ratio = of_server / of_clients
-    return lambda params, rows, key: trees.scale(ratio, central(params, rows, key))
+
+    def scale(node):
+        return node if is_statistic(node) else trees.scale(ratio, node)
+
+    def weighed(params, rows, key):
+        slope = central(params, rows, key)
+        return jax.tree.map(scale, slope, is_leaf=is_statistic)
+
+    return weighed

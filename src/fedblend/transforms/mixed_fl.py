@@ -65,6 +65,7 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import keys, trees
+from fedblend.batch_statistics import take_step
 from fedblend.checks import (
     Count,
     optional,
@@ -302,8 +303,7 @@ def central_steps(
         here, state, total = carry
         mean_gradient = gradient(here, rows, jax.random.fold_in(own, number))
         push = trees.add_where_given(mean_gradient, added)
-        updates, state = rule.update(push, state, here)
-        moved = optax.apply_updates(here, updates)
+        moved, state = take_step(rule, push, state, here, mean_gradient)
         return (moved, state, trees.add(total, mean_gradient)), None
 
     first = (start, rule.init(start), trees.zeros_like(start))
@@ -325,8 +325,8 @@ class Merging(NamedTuple):
             trees.scale(self.factors[0], trees.subtract(federated, shared)),
             trees.scale(self.factors[1], trees.subtract(central, shared)),
         )
-        updates, state = self.rule.update(trees.scale(-1, move), state, shared)
-        return optax.apply_updates(shared, updates), state
+        push = trees.scale(-1, move)
+        return take_step(self.rule, push, state, shared, push, momentum=1.0)
 
 
 def _sending(algorithm: Algorithm, send: Callable[[Up], Sent]) -> Algorithm:

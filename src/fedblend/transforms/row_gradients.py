@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from fedblend.core import Loss, PyTree
+from fedblend.core import Batch, Key, Loss, PyTree
+from fedblend.losses import row_losses
 
 
 class RowGradient(NamedTuple):
@@ -30,13 +31,22 @@ class RowGradient(NamedTuple):
     """Of weights of dense layers, two vectors: their outer product is the gradient."""
 
 
-def row_gradient(loss: Loss, params: PyTree, row: PyTree) -> RowGradient:
-    """The gradient of ``loss`` in the parameters at a single row, which is no batch."""
+def row_gradient(
+    loss: Loss, params: PyTree, row: PyTree, key: Key | None = None
+) -> RowGradient:
+    """The gradient of ``loss`` in the parameters at a single row, which is no batch.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        params: where.
+        row: without an axis of rows.
+        key: of the row, in training.
+    """
     leaves, structure = jax.tree.flatten(params)
 
     def loss_of(*leaves):
-        batch = jax.tree.map(lambda leaf: leaf[None], row)
-        return loss(jax.tree.unflatten(structure, leaves), batch)[0]
+        batch = Batch(jax.tree.map(lambda leaf: leaf[None], row), key=key)
+        return row_losses(loss, jax.tree.unflatten(structure, leaves), batch)[0]
 
     traced = jax.make_jaxpr(loss_of)(*leaves)
     dense = _dense_layers(traced.jaxpr)

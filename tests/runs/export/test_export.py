@@ -273,11 +273,13 @@ def test_an_unknown_format(mixed, tmp_path):
 class Cnn(nn.Module):
     """The network ``cnn`` as PyTorch writes it."""
 
-    def __init__(self, norm=False):
+    def __init__(self, norm: bool | str = False):
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
         self.hidden, self.last = nn.Linear(50, 512), nn.Linear(512, 10)
         norms = [nn.GroupNorm(1, 20), nn.GroupNorm(1, 50), nn.LayerNorm(512)]
+        if norm == "batch":
+            norms = [nn.BatchNorm2d(20), nn.BatchNorm2d(50), nn.BatchNorm1d(512)]
         self.norm = nn.ModuleList(norms if norm else [nn.Identity()] * 3)
 
     def forward(self, x):
@@ -321,6 +323,7 @@ class CharRnn(nn.Module):
         ("cnn", (17, 16), 10, {}, Cnn),
         ("mlp", (4,), 3, {"hidden": (6, 5), "norm": True}, lambda: Mlp(norm=True)),
         ("cnn", (17, 16), 10, {"norm": True}, lambda: Cnn(norm=True)),
+        ("cnn", (17, 16), 10, {"norm": "batch"}, lambda: Cnn(norm="batch").eval()),
         ("char_rnn", (5,), 20, {"hidden": 6}, lambda: CharRnn(nn.LSTM)),
         (
             "char_rnn",

@@ -7,7 +7,8 @@ The options of a model are those of its builder, and have the types of their def
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -106,10 +107,18 @@ _COUNT_OR_NONE: Any = Count | None  # pyright: ignore[reportOperatorIssue]
 
 
 def _model_table(name: str) -> type[ModelChoice]:
+    parameters = inspect.signature(MODELS[name].builder).parameters
+
+    def field_of(option: str, default: Any) -> tuple[Any, Any]:
+        if isinstance(default, tuple):
+            return list[Count], list(default)
+        if default is None:
+            return _COUNT_OR_NONE, default
+        annotation = parameters[option].annotation
+        return annotation if get_origin(annotation) is Union else type(default), default
+
     options: dict[str, Any] = {
-        option: (list[Count], list(default))
-        if isinstance(default, tuple)
-        else (_COUNT_OR_NONE if default is None else type(default), default)
+        option: field_of(option, default)
         for option, default in MODELS[name].options.items()
         if option not in ("dtype", "ranks")  # [run] precision and data decide
     }
@@ -182,9 +191,12 @@ def losses_of(
     The latter has the l2 term, and is in the unit of the task.
     """
     plain, unit = getattr(losses, name)(apply), task.loss_unit
-    loss = plain
-    if unit != 1:
-        loss = lambda params, rows: plain(params, rows) / unit  # noqa: E731
+
+    @wraps(plain)
+    def scaled(params, rows, **more):
+        return plain(params, rows, **more) / unit
+
+    loss = plain if unit == 1 else scaled
     return plain, losses.l2(loss, config.model.l2) if config.model.l2 else loss
 
 
