@@ -140,7 +140,6 @@ def _tiles(files: AutoFiles) -> list[Plain]:
     shown = [f"{files.title(name)} {short(methods[name]['test'])}" for name in others]
     mean, low, high = found["mean_gain"]
     clear = "good" if (low or 0) > 0 else "bad" if (high or 0) < 0 else "open"
-    gain: Plain = dict(zip(GAIN, found["mean_gain"], strict=True))
     tiles = [
         {
             "words": f"Test {state.get('criterion', 'criterion')}, "
@@ -153,8 +152,7 @@ def _tiles(files: AutoFiles) -> list[Plain]:
             "words": f"Mean gain of {files.title(choice['candidate'])} over training "
             "alone",
             "value": short(mean, "+.3g"),
-            "more": "95 % interval "
-            + interval_text(gain, GAIN, "+.2g").split("(")[-1][:-1],
+            "more": f"95 % interval {short(low, '+.2g')} to {short(high, '+.2g')}",
             "tone": clear,
         },
         {
@@ -165,12 +163,12 @@ def _tiles(files: AutoFiles) -> list[Plain]:
         },
     ]
     if worth := state.get("worth"):
-        _, _, ends = worth["said"].partition(" (")
+        value, _, ends = worth["said"].partition(" the rows")
         tiles.append(
             {
                 "words": f"{files.title(choice['candidate'])} is worth".capitalize(),
-                "value": worth["said"].split(" (")[0].replace(" the rows", ""),
-                "more": f"the rows of training alone{' (' + ends if ends else ''}",
+                "value": value,
+                "more": f"the rows of training alone{ends}",
                 "tone": None,
             }
         )
