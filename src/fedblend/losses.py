@@ -34,7 +34,7 @@ MOST_SAID = 120
 
 
 class HiddenLoss:
-    """A loss of which only gradients of the mean over a batch are given.
+    """A loss of which only derivatives of the mean over a batch are given.
 
     See ``row_noise``.
     """
@@ -46,6 +46,10 @@ class HiddenLoss:
     def objective(self, params: PyTree, batch: Batch) -> jax.Array:
         """NaN, whose gradient in the parameters is that of the mean, with noise."""
         raise NotImplementedError
+
+    def expand(self, params: PyTree, batch: Batch) -> Callable[[jax.Array], jax.Array]:
+        """The mean to second order around parameters, with noise, of a vector."""
+        raise SettingError("loss", "noise hides second derivatives of this model")
 
 
 def compose(change: Callable[[PyTree], PyTree], loss: Loss) -> Loss:

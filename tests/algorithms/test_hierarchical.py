@@ -114,6 +114,64 @@ def test_one_round_on_nodes_is_one_letter(secure, tmp_path):
     np.testing.assert_allclose(found, expected.coefficients, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_scores_that_nodes_report_choose_the_amount_of_sharing(tmp_path):
+    """One round for each amount; cross-validation in one place chooses the same."""
+    draw = np.random.default_rng(3)
+    inputs = draw.normal(size=(240, 3)).astype(np.float32)
+    level = np.repeat(draw.normal(size=6), 40)
+    targets = inputs.sum(axis=1) + level + draw.normal(size=240)
+    rows, parts = (inputs, targets.astype(np.float32)), np.split(np.arange(240), 6)
+    data = fb.federate(rows, parts, test=0.4)
+    model = fb.models.build("softmax", (3,), 1)
+    loss = fb.losses.squared_error(model.apply)
+    amounts, scores = ((0.0, 0.0), (0.3, 0.0), (100.0, 100.0)), []
+    for number, amount in enumerate(amounts):
+        options = dict(zip(("level", "slopes"), amount, strict=True))
+        algorithm = fb.algorithms.hierarchical(loss, WORK._replace(steps=1), **options)
+        what = algorithm, model.init(jax.random.key(0)), data, jax.random.key(0)
+        measures = {"loss": fb.metrics.mean_loss(loss)}
+        rules = {"rounds": 1, "cohort": 6, "every": 1, "measures": measures}
+        nodes = LoopbackFederation(*what, tmp_path / str(number), **rules)
+        server = nodes.complete(nodes.server())
+        scores.append(np.mean(server.measured[0]["test"]["personal"]["loss"]))
+    errors = [
+        fb.one_letter(fb.federate(rows, parts), level=own, slopes=others).errors.mean()
+        for own, others in amounts
+    ]
+    assert np.argmin(scores) == np.argmin(errors) == 1
+    assert errors[1] < 1.01 * fb.one_letter(data).errors.mean(axis=1).min()
+
+
+def noisy_run(clip, noise, **options):
+    """One round with noise for rows, on clients of which one has fewer rows than
+    parameters; and the client's own part from its rows as they are."""
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(90, 4)).astype(np.float32)
+    targets = (inputs.sum(axis=1) + draw.normal(size=90)).astype(np.float32)
+    data = fb.federate((inputs, targets), np.split(np.arange(90), [40, 86]))
+    model = fb.models.build("softmax", (4,), 1)
+    loss, work = fb.losses.squared_error(model.apply), WORK._replace(steps=1)
+    hidden = fb.transforms.row_noise(loss, clip, noise)
+    exact = fb.algorithms.hierarchical(loss, work, **options)
+    private = fb.algorithms.hierarchical(hidden, work, **options)
+    private = private._replace(personal=exact.personal)
+    run = fb.simulate(private, model.init, data, jax.random.key(0), rounds=1)
+    models = run.complete().personal_models(range(3))
+    found = [np.append(one.bias, np.ravel(one.weight)) for one in models]
+    return data, np.stack(found)
+
+
+def test_noise_for_rows_covers_second_derivatives():
+    """Without noise the letter's models; with much, others, and finite ones."""
+    options = {"level": 0.5, "slopes": 0.1}
+    data, found = noisy_run(1e6, 0.0, **options)
+    letter = fb.one_letter(data, **options, folds=1, standardize=False, fewest_rows=0)
+    np.testing.assert_allclose(found, letter.coefficients, atol=1e-4)
+    _, noisy = noisy_run(6.0, 1.0, **options)
+    assert np.isfinite(noisy).all() and np.abs(noisy - found).max() > 1e-3
+
+
 def excess(seed, noise, scale, level, slopes, ridge, rounds):
     """How far above scipy's optimum auto's rounds end, as a part of the optimum."""
     draw = np.random.default_rng(seed)
@@ -204,7 +262,7 @@ def test_one_round_is_exact_in_any_unit():
     draw = np.random.default_rng(0)
     inputs = draw.normal(0, 2000, (200, 1)).astype(np.float32)
     targets = (inputs[:, 0] / 1000 + 5 + draw.normal(size=200)).astype(np.float32)
-    data = fb.federate((inputs, targets), [range(100), range(100, 200)])
+    data = fb.federate((inputs, targets), np.split(np.arange(200), 2))
     model = fb.models.build("softmax", (1,), 1)
     algorithm = fb.algorithms.hierarchical(
         fb.losses.squared_error(model.apply),

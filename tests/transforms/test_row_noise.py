@@ -84,6 +84,42 @@ def test_the_noise_is_as_large_as_stated_and_never_the_same():
     assert loss.take_spent() == {}
 
 
+def expansion(loss):
+    """Gradient and Hessian of the quadratic around ``START``."""
+    local = loss.expand(START, fb.Batch(ROWS))
+    return jax.grad(local)(START), jax.hessian(local)(START)
+
+
+@pytest.mark.parametrize("numbers", [2, 10**6])
+def test_a_hessian_is_clipped_together_with_the_gradient(numbers, monkeypatch):
+    monkeypatch.setattr(module, "MOST_NUMBERS", numbers)
+    found = expansion(fb.transforms.row_noise(squares, 20.0, 0.0))
+    slope, curve = np.zeros(2), np.zeros((2, 2))
+    for row in np.asarray(ROWS, float):
+        own = row * row.sum(), np.outer(row, row)
+        norm = np.sqrt((own[0] ** 2).sum() + (own[1] ** 2).sum())
+        slope += min(1, 20 / norm) * own[0] / 4
+        curve += min(1, 20 / norm) * own[1] / 4
+    np.testing.assert_allclose(found[0], slope, rtol=1e-5)
+    np.testing.assert_allclose(found[1], curve, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("clip", "noise"), [(1e4, 4e-5), (2.0, 30.0)])
+def test_the_noise_of_a_hessian_is_symmetric_and_one_evaluation(clip, noise):
+    """Off the diagonal it is the mean of two; after much noise nothing bends down."""
+    loss = fb.transforms.row_noise(squares, clip, noise, counts=True)
+    step = jax.jit(lambda: expansion(loss))
+    found = [step() for _ in range(400)]
+    slopes, curves = (np.stack(of) for of in zip(*found, strict=True))
+    assert loss.take_spent() == {1.0: 400}
+    assert abs(slopes.std(axis=0).mean() / (noise * clip / 4) - 1) < 0.1
+    np.testing.assert_allclose(curves, curves.transpose(0, 2, 1), rtol=1e-4, atol=1e-4)
+    if noise < 1:  # rows bend more than the noise: nothing was cut
+        assert abs(curves[:, 0, 0].std() / 0.1 - 1) < 0.15
+        assert abs(curves[:, 0, 1].std() / (0.1 / np.sqrt(2)) - 1) < 0.15
+    assert np.linalg.eigvalsh(curves.astype(float)).min() > -1e-4
+
+
 def test_single_losses_and_second_derivatives_are_refused():
     loss = fb.transforms.row_noise(squares, 1.0, 1.0)
     with pytest.raises(SettingError, match="hides the losses of rows"):

@@ -341,8 +341,15 @@ def test_second_derivatives_of_fewer_rows_than_parameters_are_refused():
             "batch_size": "all",
         },
     }
-    contract, accept = contract_of(check(asked, "asked")), Accept(fewest_rows=5)
-    line = too_small_for(accept, contract, 20)
-    assert line is not None and "second derivatives" in line and "21" in line
-    assert too_small_for(accept, contract, 21) is None
-    assert too_small_for(Accept(fewest_rows=0), contract, 3) is None
+    contract = contract_of(check(asked, "asked"))
+
+    def line(least, noise, rows):
+        hidden = Protect(rows=ProtectRows(noise=noise))
+        policy = Policy(accept=Accept(fewest_rows=least), protect=hidden)
+        return too_small_for(policy, contract, rows)
+
+    found = line(5, 0.0, 20)
+    assert found is not None and "second derivatives" in found and "21" in found
+    assert line(5, 0.0, 21) is None and line(0, 0.0, 3) is None
+    # Noise covers them; few rows are few.
+    assert line(5, 0.2, 20) is None and line(5, 0.2, 4) is not None

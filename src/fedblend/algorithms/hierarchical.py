@@ -26,9 +26,11 @@ are known. The server needs sums alone, which secure sums hide. Classes take abo
 rounds, and up to 16 where inputs separate them and penalties are small: scores grow by
 about one per round. A message has p (p + 3) / 2 + 1 numbers for p parameters: this is
 for models of at most some hundreds. A client with fewer rows than parameters can be
-read from it: its Hessian has these rows' span. Nodes refuse that. Clients keep no
-state. With ``share = False`` nothing travels: every client has the ridge regression of
-its own rows, with d_i from the initial parameters.
+read from it: its Hessian has these rows' span. Nodes refuse that without noise for
+rows. With it (``fb.transforms.row_noise``) f_i is a noisy quadratic around ``shared``:
+for squared errors a message is one evaluation of the noise, and a personal model one
+more. Clients keep no state. With ``share = False`` nothing travels: every client has
+the ridge regression of its own rows, with d_i from the initial parameters.
 
 Where this differs from the paper: L2GD takes random gradient steps toward the same
 optimum.
@@ -50,7 +52,7 @@ from fedblend.checks import NotNegative
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, Wire, start_with_params
 from fedblend.errors import UserError
 from fedblend.local import Work, plan_steps
-from fedblend.losses import objective
+from fedblend.losses import HiddenLoss, objective
 from fedblend.registry import ADAPTS, algorithm
 from fedblend.solvers import newton_step, solve_system
 
@@ -86,7 +88,7 @@ def _fill_kinds(params: PyTree, level: Any, others: Any) -> jax.Array:
     return trees.ravel(trees.map_with_path(each, params))[0]
 
 
-@algorithm(sends=("update", "hessian"), new_client=ADAPTS, reads="second derivatives")
+@algorithm(sends=("update", "hessian"), new_client=ADAPTS)
 def hierarchical(
     loss: Loss,
     work: Work,
@@ -129,8 +131,11 @@ def hierarchical(
         rows = jnp.maximum(shard.count, 1).astype(shared.dtype)
         scale = jnp.sqrt(_fill_kinds(params, level, slopes))
 
-        def local(vector):
+        def mean(vector):
             return objective(loss, trees.unravel(vector, layout), batch)
+
+        noisy = isinstance(loss, HiddenLoss)
+        local = loss.expand(params, batch) if noisy else mean
 
         def value(u):
             return local(shared + scale * u) + 0.5 * jnp.vdot(u, u) / rows

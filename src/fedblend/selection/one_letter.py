@@ -54,8 +54,8 @@ SLOPES = (0.0, *(10.0**place for place in range(-5, 2)))
 FLAT = 1e-11
 """An input whose variance is a smaller part of its mean square is constant."""
 ADVICE = (
-    "take fewer inputs or folds, leave such clients out, or accept it with "
-    "fewest_rows = 0"
+    "take fewer inputs or folds, leave such clients out, accept it with fewest_rows = "
+    "0, or add noise (fb.transforms.row_noise, fb.algorithms.hierarchical)"
 )
 SINGULAR = 1e-9
 """What is added to a diagonal of ones: softmax, and an input that is twice there, leave

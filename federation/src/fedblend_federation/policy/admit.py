@@ -154,7 +154,7 @@ class Admission:
         with precision(config.run.precision), _refusing():
             splits = self._rows(policy, contract)
             rows = splits["train"].total
-            _refuse(limits.too_small_for(policy.accept, contract, rows))
+            _refuse(limits.too_small_for(policy, contract, rows))
             description: dict[str, Any] = {
                 "counts": {name: split.total for name, split in splits.items()},
                 "row": schema_hash(contract.row),
@@ -198,7 +198,7 @@ class Admission:
         computed = policy.model_dump_json(include=COMPUTED)
         executor = self._executor(text, computed, _stamps(self.settings.data.file))
         rows = executor.train_rows
-        _refuse(limits.too_small_for(policy.accept, contract, rows))
+        _refuse(limits.too_small_for(policy, contract, rows))
         with precision(contract.config.run.precision):
             room = limits.activations(contract, executor.setup.capacities)
             _refuse(limits.memory_refusal(policy.limits, room, "what layers compute"))

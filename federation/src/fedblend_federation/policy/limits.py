@@ -21,7 +21,7 @@ from fedblend.core import PyTree
 from fedblend.data.preprocess.preprocessing import BINS
 from fedblend.local import MOST_ORDERED
 from fedblend_federation.contract import Contract
-from fedblend_federation.policy.policy import Accept, Limits, refusal_line
+from fedblend_federation.policy.policy import Accept, Limits, Policy, refusal_line
 
 REPEATED = (
     *("steps", "epochs", "inner_steps", "head_steps", "adapt_steps"),
@@ -148,15 +148,17 @@ def too_few_values(
     return refusal_line("accept.min_batch_rows", where, "fewer", _minimum(least))
 
 
-def too_small_for(accept: Accept, contract: Contract, rows: int) -> str | None:
+def too_small_for(policy: Policy, contract: Contract, rows: int) -> str | None:
     """Why updates are made of too few of a node's training rows, or None.
 
     The server knows the number of rows: two requests whose batches or parts differ in
     one row would reveal that row by their difference. Second derivatives of fewer rows
-    than parameters reveal the space of these rows.
+    than parameters reveal the space of these rows, unless they have noise.
     """
-    config, least, where = contract.config, accept.fewest_rows, "training rows"
-    if least and "hessian" in config.algorithm.entry.sends:
+    accept, config = policy.accept, contract.config
+    least, where = accept.fewest_rows, "training rows"
+    bare = "hessian" in config.algorithm.entry.sends and not policy.protect.rows.noise
+    if least and bare:
         least = max(least, parameters(contract))
         where = "training rows for second derivatives"
     if rows < least:
