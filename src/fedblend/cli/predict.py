@@ -146,8 +146,8 @@ def predict(
 
     if out is not None and not out.parent.is_dir():
         raise RunError(f"--out: there is no folder {out.parent}")
+    survival = (model / MODELS).is_file()
     if model.is_dir():
-        survival = (model / MODELS).is_file()
         run = SurvivalModels(model) if survival else load(model, imports=imports)
         found = run.predictions(table, client, shared=shared, seed=seed)
     elif client is not None or shared or seed is not None:
@@ -156,7 +156,7 @@ def predict(
         )
     else:
         found = predict_file(model, table, imports=imports)
-    columns = found.columns(probabilities)
+    columns = found.columns(probabilities or survival)
     text = csv_text(columns, zip(*columns.values(), strict=True))
     if out is None:
         typer.echo(text, nl=False)

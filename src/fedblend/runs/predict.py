@@ -16,10 +16,12 @@ from fedblend.data.dataset import NUMBERS, DataError
 from fedblend.data.readers.read import read_inputs
 from fedblend.data.readers.tables import FILES, RawTable, read_table
 from fedblend.data.readers.targets import labels_of
-from fedblend.errors import RunError
+from fedblend.errors import RunError, hint
 from fedblend.extras import require
 from fedblend.runs.export.portable import Portable, read_portable
 
+NO_SHARED = ", so there is no shared model; name a client, whose own model predicts"
+"""The end of a line."""
 SUFFIXES = (".safetensors", ".onnx")
 """The files that hold a model."""
 
@@ -34,7 +36,7 @@ class TablePredictions(NamedTuple):
     probabilities: np.ndarray | None
     """[rows, classes], where outputs are scores of classes."""
     classes: tuple[str, ...]
-    """The names of the classes, by column of ``probabilities``."""
+    """The names of the classes, or of times, by column of ``probabilities``."""
     clients: tuple[str, ...] | None = None
     """Whose model each row got, where rows have different ones."""
 
@@ -101,21 +103,50 @@ def predict_all(
     return predictions_of(of, of.outputs(encode_rows(of, source, others)))
 
 
-def name_clients(table: RawTable, column: str, names: Sequence[str]) -> list[str]:
-    """The client of each row, who has to be one of those of the run."""
-    keys, present = labels_of(table.columns[column])
-    found, known = [str(key) for key in keys], {*names}
-    for row, name in enumerate(found):
-        if not present[row] or name not in known:
-            said = f"client {name!r}" if present[row] else "no client"
-            raise DataError(
-                f"{table.where}: row {row} (counted from 0) has {said} in column "
-                f"{column!r}, who took no part in the run; --shared predicts with the "
-                "shared model"
-            )
-    if not found:
-        raise DataError(f"{table.where}: there are no rows")
-    return found
+def find_client(client: int | str, names: Sequence[str]) -> int:
+    """The id of a client, by its id or its name.
+
+    A text is a name first; where no client has this name, it may be an id.
+    """
+    if isinstance(client, str):
+        if client in names:
+            return [*names].index(client)
+        if not client.isdecimal():
+            known = hint(client, names[:20])
+            raise RunError(f"client: {client!r} is not a client of this run; {known}")
+        client = int(client)
+    if not 0 <= client < len(names):
+        raise RunError(f"client: {client} is not between 0 and {len(names) - 1}")
+    return int(client)
+
+
+def predict_rows(
+    model: Callable[[Any], Any],
+    names: Callable[[], Sequence[str]],
+    column: str | None,
+    source: Any,
+    client: int | str | None = None,
+    *,
+    shared: bool = False,
+    others: Sequence[str] = (),
+) -> TablePredictions:
+    """The rows of a table by the model of one client, of each row's, or of all.
+
+    Args:
+        model: the model of a client, by id or name; the shared one of None.
+        names: returns the names of all clients, by id.
+        column: the column that named the clients in training.
+        source: the table.
+        client: whose model predicts all rows.
+        shared: use the shared model whatever columns there are.
+        others: columns that are no inputs.
+    """
+    if shared and client is not None:
+        raise RunError("client: is given, and the shared model is asked for, too")
+    table = None if client is not None or shared else table_of(source)
+    if table is None or column is None or column not in table.columns:
+        return predict_all(model(client), source, others)
+    return predict_by_client(model, names(), table, column, others)
 
 
 def predict_by_client(
@@ -134,7 +165,18 @@ def predict_by_client(
         column: the column that names the client of each row.
         others: columns that are no inputs.
     """
-    found, ids = name_clients(table, column, names), {n: i for i, n in enumerate(names)}
+    keys, present = labels_of(table.columns[column])
+    found, ids = [str(key) for key in keys], {name: i for i, name in enumerate(names)}
+    for row, name in enumerate(found):
+        if not present[row] or name not in ids:
+            said = f"client {name!r}" if present[row] else "no client"
+            raise DataError(
+                f"{table.where}: row {row} (counted from 0) has {said} in column "
+                f"{column!r}, who took no part in the run; --shared predicts with the "
+                "shared model"
+            )
+    if not found:
+        raise DataError(f"{table.where}: there are no rows")
     owner = np.array([ids[name] for name in found])
     first = model(int(owner[0]))
     inputs = encode_rows(first, dict(table.columns), others)
@@ -150,6 +192,8 @@ def predictions_of(of: Portable, outputs: np.ndarray) -> TablePredictions:
     from scipy.special import expit, softmax
 
     task = of.task
+    if task.kind == "survival":
+        return TablePredictions(outputs[:, 0], outputs, outputs[:, 1:], task.labels)
     if task.kind in NUMBERS:
         flat = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
         return TablePredictions(task.restore_unit(flat), outputs, None, ())

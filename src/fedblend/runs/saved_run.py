@@ -15,16 +15,16 @@ from fedblend.config.config import Config
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
-from fedblend.errors import RunError, hint
+from fedblend.errors import RunError
 from fedblend.mixing import Apply
 from fedblend.report.measures import frame
 from fedblend.runs import run_folder
 from fedblend.runs.export.portable import Portable
 from fedblend.runs.predict import (
+    NO_SHARED,
     TablePredictions,
-    predict_all,
-    predict_by_client,
-    table_of,
+    find_client,
+    predict_rows,
 )
 from fedblend.simulation.serialize import StackReader
 
@@ -104,19 +104,7 @@ class SavedRun:
 
         A text is a name first; where no client has this name, it may be an id.
         """
-        names = self.names
-        if isinstance(client, str):
-            if client in names:
-                return names.index(client)
-            if not client.isdecimal():
-                known = hint(client, names[:20])
-                raise RunError(
-                    f"client: {client!r} is not a client of this run; {known}"
-                )
-            client = int(client)
-        if not 0 <= client < len(names):
-            raise RunError(f"client: {client} is not between 0 and {len(names) - 1}")
-        return int(client)
+        return find_client(client, self.names)
 
     @cached_property
     def portable(self) -> Portable:
@@ -144,10 +132,7 @@ class SavedRun:
                 with the clients, as with FedPer.
         """
         if self.no_shared:
-            raise RunError(
-                f"{self.folder.path}: {self.no_shared}, so there is no shared model; "
-                "name a client, whose own model predicts"
-            )
+            raise RunError(f"{self.folder.path}: {self.no_shared}{NO_SHARED}")
         return run_folder.read_model(self.model_file(seed), self.portable.shapes)[0]
 
     def model_file(self, seed: int | None = None) -> Path:
@@ -228,17 +213,16 @@ class SavedRun:
             RunError: there is no such client or model.
             DataError: the table does not fit the model.
         """
-        if shared and client is not None:
-            raise RunError("client: is given, and the shared model is asked for, too")
         data = self.config.data
         others = [name for name in (data.target, data.client) if isinstance(name, str)]
-        if client is not None or shared:
-            return predict_all(self.model(client, seed), source, others)
-        table = table_of(source)
-        if table is None or data.client is None or data.client not in table.columns:
-            return predict_all(self.model(None, seed), source, others)
-        return predict_by_client(
-            lambda one: self.model(one, seed), self.names, table, data.client, others
+        return predict_rows(
+            lambda one: self.model(one, seed),
+            lambda: self.names,
+            data.client,
+            source,
+            client,
+            shared=shared,
+            others=others,
         )
 
     def predict(

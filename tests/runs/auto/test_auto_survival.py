@@ -106,14 +106,14 @@ def test_predict_has_risks_and_survival(found, capsys):
     file = str(auto.folder / "table.csv")
     assert main(["predict", str(auto.folder), file]) == 0
     made = [*csv.DictReader(capsys.readouterr().out.splitlines())]
-    names = [name for name in made[0] if name.startswith("survival")]
+    names = [name for name in made[0] if name.startswith("probability")]
     assert len(made) == len(table["age"]) and len(names) == 3
     own = [row for row in made if row["client"] == "site 0"]
-    risks = [float(row["risk"]) for row in own]
+    risks = [float(row["prediction"]) for row in own]
     assert np.corrcoef(risks, table["age"][:ROWS])[0, 1] > 0.95
     for name in names:
-        horizon = float(name.removeprefix("survival "))
-        chances = [float(row[name]) for row in own if row[name]]
+        horizon = float(name.removeprefix("probability to survive "))
+        chances = [float(row[name]) for row in own if row[name] != "nan"]
         later = table["months"][:ROWS].max() < horizon
         assert len(chances) == (0 if later else ROWS)
         # Survival falls with the risk, all rows have the same curve at heart.
