@@ -10,7 +10,7 @@ other clients.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -86,27 +86,6 @@ class Contract:
         """The columns of raw tables; None where nodes have numbers."""
         found = raw_tables.schema_of(self.nodes)
         return found and found._replace(ranks=reads_ranks(self.config))
-
-    def statistics(self, splits: Mapping[str, Shards]) -> dict[str, list[float]]:
-        """Those of a client's training rows, of the columns of a raw table."""
-        assert self.schema is not None
-        return raw_tables.describe(self.schema, splits["train"])
-
-    def transform_rows(
-        self, terms: Mapping[str, Any], splits: Mapping[str, Shards]
-    ) -> Mapping[str, Shards]:
-        """A client's rows with the inputs of the model: those of a raw table too."""
-        if self.schema is None:
-            return splits
-        fitted = raw_tables.preprocessing_in(self.schema, terms)
-        return raw_tables.transform(fitted, splits)
-
-    def preprocessing(
-        self, statistics: "Sequence[raw_tables.Statistics]"
-    ) -> "raw_tables.Preprocessing":
-        """What the statistics of all nodes make of their raw tables."""
-        assert self.schema is not None
-        return raw_tables.finish(self.schema, statistics)
 
     @cached_property
     def task(self) -> Task:

@@ -38,6 +38,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.simulation.serialize import (
+    DAMAGE,
     WireError,
     complete_message,
     name_leaves,
@@ -129,7 +130,7 @@ def decode(data: bytes, max_bytes: int | None = None) -> Message:
         well_formed = _NAME.fullmatch(experiment) and all(
             map(_DIGEST.fullmatch, (digest, audit))
         )
-    except (LookupError, ValueError, TypeError, RecursionError) as error:
+    except DAMAGE as error:
         raise WireError(f"head is damaged ({type(error).__name__})") from None
     if kind not in KINDS or not isinstance(fields, dict):
         raise WireError(f"unknown kind of message: {str(kind)[:40]!r}")

@@ -10,12 +10,15 @@ again; it counts and discards replies that are late, damaged or were not asked f
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fedblend.core import PyTree
 from fedblend.simulation.serialize import WireError
 from fedblend_federation import message as messages
 from fedblend_federation.message import Message, one_line
+
+if TYPE_CHECKING:
+    from fedblend_federation.server.membership import Membership
 
 _REPEATED = ("experiment", "round", "digest")
 """Fields that a reply has in common with its request."""
@@ -53,22 +56,6 @@ class Transport(Protocol):
 
     def receive(self) -> list[Reply]:
         """The replies since the last call; waits for a moment at most."""
-        ...
-
-
-class Peers(Protocol):
-    """The clients, and how messages travel to them, as the server's membership has."""
-
-    def reachable(self) -> dict[int, Address]:
-        """The clients that can be reached now."""
-        ...
-
-    def send(self, requests: Mapping[int, tuple[Message, PyTree]]) -> None:
-        """Send clients these requests; never waits."""
-        ...
-
-    def receive(self) -> list[ClientReply]:
-        """The clients' replies since the last call; never waits."""
         ...
 
 
@@ -116,7 +103,7 @@ class Rejected(ValueError):
 
 
 def exchange(
-    peers: Peers,
+    peers: "Membership",
     requests: Mapping[int, tuple[Message, PyTree]],
     accept: Callable[[Message], Any],
     timeouts: Timeouts,

@@ -27,9 +27,7 @@ def experiment(
     rules = {"rounds": 1, "quorum": 0.5, **rules}
     federation = SecureFederation(folder, gone=gone, **rules)
     server = federation.server()
-    server.collector._summing = server.collector._summing._replace(  # pyright: ignore
-        folder=folder / f"server {name}"
-    )
+    server.collector.folder = folder / f"server {name}"  # pyright: ignore
     while server.round < 1:
         server.step()
     return federation

@@ -97,7 +97,7 @@ def test_what_was_shared_for_other_members_is_not_used(tmp_path):
     server = first.server()
     while server.round < 1:
         server.step()
-    early = cast(SecureCollector, server.collector)._summing.early
+    early = cast(SecureCollector, server.collector).early
     (((number, members), found),) = early.items()
     assert number == 1 and len(members) == len(found) == CLIENTS
     early[1, members[:-1]] = found

@@ -234,7 +234,7 @@ def test_a_server_does_not_ask_to_open_a_sum_of_too_few_nodes(tmp_path):
     secure = {"least": 7, "names": names}
     federation = SecureFederation(tmp_path, gone=gone, secure=secure, quorum=0.5)
     server = federation.server()
-    server.collector._summing = server.collector._summing._replace(names=names)  # pyright: ignore
+    server.collector.names = names  # pyright: ignore
     with pytest.raises(BelowQuorum, match="clients of 6 nodes answered, 7 are needed"):
         federation.complete(server)
     federation.transport.gone = {}

@@ -106,11 +106,11 @@ def limit(rule: Number) -> AfterValidator:
 
     def check_value(value: float) -> float:
         if rule.whole and value > LARGEST:
-            raise _out_of_range(f"at most {LARGEST}")
+            raise misfit(f"at most {LARGEST}")
         try:
             return lone("", value)
         except UserError:
-            raise _out_of_range(rule.bounds) from None
+            raise misfit(rule.bounds) from None
 
     return AfterValidator(check_value)
 
@@ -120,13 +120,14 @@ def matching(pattern: str, allowed: str) -> AfterValidator:
 
     def check_value(value: str) -> str:
         if re.match(pattern, value) is None:
-            raise _out_of_range(allowed)
+            raise misfit(allowed)
         return value
 
     return AfterValidator(check_value)
 
 
-def _out_of_range(allowed: str) -> PydanticCustomError:
+def misfit(allowed: str) -> PydanticCustomError:
+    """The error of a value that is not what is allowed, in words."""
     return PydanticCustomError("range", "{allowed}", {"allowed": allowed})
 
 

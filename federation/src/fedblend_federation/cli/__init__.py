@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend federation``, which fedblend finds by the entry point of this app."""
 
-from fedblend_federation.cli import experiments
-from fedblend_federation.cli.machines import app
-
-experiments.add_to(app)
+from fedblend_federation.cli.experiments import app
 
 __all__ = ["app"]

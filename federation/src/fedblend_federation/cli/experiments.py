@@ -12,6 +12,7 @@ from fedblend.cli import screen
 from fedblend_federation.cli.machines import (
     HostedClient,
     NodePath,
+    app,
     server_settings,
 )
 
@@ -23,12 +24,7 @@ ServerOption = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    for command in (run, status, log, stop, predict, demo):
-        app.command(command.__name__)(command)
-
-
+@app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="TOML file of the experiment.")],
     settings: Annotated[
@@ -93,6 +89,7 @@ def _server_file(experiment: Path) -> Path:
     return here if os.path.exists(here) or not os.path.exists(beside) else beside
 
 
+@app.command()
 def status(
     out: Annotated[
         Path | None, typer.Argument(metavar="OUT", help="Folder of an experiment.")
@@ -111,7 +108,7 @@ def status(
     fedblend federation status runs/trial
     """
     from fedblend_federation.flower import processes
-    from fedblend_federation.ops.experiments import status_of
+    from fedblend_federation.ops.experiments import status_lines
     from fedblend_federation.ops.registration import members
     from fedblend_federation.ops.settings import name_clients
 
@@ -122,10 +119,11 @@ def status(
             told = name_clients(member.clients)
             typer.echo(f"node {member.name}, {told}: {member.status}")
     if out is not None:
-        for line in status_of(out).lines():
+        for line in status_lines(out):
             typer.echo(line)
 
 
+@app.command()
 def log(
     where: Annotated[
         Path,
@@ -152,6 +150,7 @@ def log(
     verify(path)
 
 
+@app.command()
 def stop(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder of the experiment.")
@@ -165,13 +164,14 @@ def stop(
     fedblend federation stop runs/trial --server server.toml
     """
     from fedblend_federation.ops import experiments
-    from fedblend_federation.ops.experiments import status_of
+    from fedblend_federation.server.checkpoint import read_progress
 
     experiments.stop(server_settings(settings), out)
-    now = status_of(out)
-    typer.echo(f"stopped after round {now.round} of {now.rounds}; --resume goes on")
+    round, rounds = read_progress(out / "server")
+    typer.echo(f"stopped after round {round} of {rounds}; --resume goes on")
 
 
+@app.command()
 def predict(
     data: Annotated[
         Path,
@@ -216,6 +216,7 @@ def predict(
     )
 
 
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path(
         "runs/federation-demo"

@@ -37,7 +37,7 @@ to try it on this machine:
   fedblend federation run {0}/server/trial.toml"""
 
 
-@app.command("describe")
+@app.command()
 def describe(
     file: Annotated[Path, typer.Argument(help="A .csv or .parquet table.")],
     client: Annotated[
@@ -64,7 +64,7 @@ def describe(
     typer.echo(data_of_nodes(dataset, clients))
 
 
-@app.command("init")
+@app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
     host: Annotated[
@@ -160,7 +160,7 @@ def init(
         typer.echo(ON_THIS_MACHINE.format(shlex.quote(str(folder))))
 
 
-@app.command("keys")
+@app.command()
 def keys(settings: NodePath = Path("node.toml")) -> None:
     """Make the keys of a node, on the node, and show fingerprints to compare.
 
@@ -190,7 +190,7 @@ def keys(settings: NodePath = Path("node.toml")) -> None:
             typer.echo(str(one))
 
 
-@app.command("roster")
+@app.command()
 def roster(
     settings: ServerPath,
     public: Annotated[
@@ -218,7 +218,7 @@ def roster(
     typer.echo(f"wrote {settings.parent / credentials.ROSTER}, for every node{more}")
 
 
-@app.command("renew")
+@app.command()
 def renew(
     folder: Annotated[
         Path, typer.Argument(help="Folder that init wrote, with its subfolder ca.")
@@ -238,7 +238,7 @@ def renew(
     typer.echo(f"wrote {server / 'server.key'} and {server / 'server.crt'}")
 
 
-@app.command("doctor")
+@app.command()
 def doctor(
     path: Annotated[
         Path,
@@ -267,7 +267,7 @@ def doctor(
         raise typer.Exit(screen.BAD_INPUT)
 
 
-@app.command("audit")
+@app.command()
 def audit(
     file: Annotated[Path, typer.Argument(help="Audit to check, audit.jsonl.")],
     head: Annotated[
@@ -319,7 +319,7 @@ HostedClient = Annotated[
 ]
 
 
-@app.command("ledger")
+@app.command()
 def ledger(settings: NodePath = Path("node.toml"), client: HostedClient = None) -> None:
     """Show what a node gave away: answers, rows, measurements, epsilon.
 
@@ -341,7 +341,7 @@ def server_settings(path: Path) -> "ServerSettings":
     return load_as(ServerSettings, path)
 
 
-@app.command("server")
+@app.command()
 def server(settings: ServerPath = Path("server.toml")) -> None:
     """Run the link that nodes and experiments connect to; Ctrl-C ends it.
 
@@ -357,7 +357,7 @@ def server(settings: ServerPath = Path("server.toml")) -> None:
     serve_link(known, lambda: typer.echo(up))
 
 
-@app.command("node")
+@app.command()
 def node(
     settings: NodePath = Path("node.toml"),
     flower_only: Annotated[
@@ -400,7 +400,7 @@ def node(
     )
 
 
-@app.command("worker")
+@app.command()
 def worker(
     settings: NodePath = Path("node.toml"),
     group: Annotated[

@@ -54,8 +54,8 @@ class Job(NamedTuple):
 
     def refusal(self, charge: Charge) -> str:
         """Why a charge exceeds the allowance, in one line; empty if it does not."""
-        allowance = self.permissions.allowance
-        return self.ledger.refusal(allowance, self.request.experiment, charge)
+        policy = self.permissions.policy
+        return self.ledger.refusal(policy, self.request.experiment, charge)
 
     def begin(self, charge: Charge) -> float:
         """Refuse what exceeds the allowance, else note that work begins; the time."""
@@ -81,8 +81,9 @@ class Job(NamedTuple):
 
     def look_at_clock(self, started: float) -> None:
         """Refuse to go on with a request that takes too long; the ledger counts it."""
-        limit, seconds = self.permissions.allowance.seconds, time.monotonic() - started
-        if limit is not None and seconds > limit:
+        seconds = time.monotonic() - started
+        limit = self.permissions.policy.limits.seconds
+        if seconds > limit:
             self.charge(Charge(), started)
             found, most = f"{seconds:.1f} s", f"at most {limit:g} s"
             raise Refusal(refusal_line("limits.seconds", "a request", found, most))
@@ -223,7 +224,7 @@ def measure(job: Job) -> bytes:
         event["withheld"] = withheld
     else:
         shown = job.permissions.disclose(measured, counts)
-        cost = _cost_of_measures(shown, job.permissions.metric_noise)
+        cost = _cost_of_measures(shown, job.permissions.policy.metrics.noise)
     # A personal model may have been trained for this, on noisy gradients.
     cost = cost._replace(row_steps=row_steps(executor) or {})
     job.charge(cost, started, over=last)

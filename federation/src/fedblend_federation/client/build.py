@@ -27,6 +27,7 @@ from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import ConfigError
 from fedblend.metrics.metric import Metric, mean_and_rows, row_mask
 from fedblend.transforms.local_dp import local_dp, secret_noise
+from fedblend_federation import raw_tables
 from fedblend_federation.client import executor
 from fedblend_federation.client import state as states
 from fedblend_federation.client.executor import Alone, ClientSetup
@@ -154,7 +155,9 @@ def prepare(
     """
     protect, bound = policy.protect, policy.metrics.bound
     rows = states.fingerprint(splits)
-    splits = contract.transform_rows(terms, splits)
+    if contract.schema is not None:
+        fitted = raw_tables.preprocessing_in(contract.schema, terms)
+        splits = raw_tables.transform(fitted, splits)
     rows_hidden = protect.rows if protect.rows.noise else None
     setup = client_setup(settings.client, contract, terms, splits, rows_hidden)
     measures = {name: bound_metric(one, bound) for name, one in setup.measures.items()}

@@ -22,31 +22,22 @@ from collections import Counter
 from collections.abc import Mapping
 from math import ceil, inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedblend.errors import RunError
-from fedblend.simulation.serialize import WireError, write_atomically
+from fedblend.simulation.serialize import DAMAGE, WireError, write_atomically
 from fedblend.theory.privacy import gaussian_epsilon, row_epsilon
+
+if TYPE_CHECKING:
+    from fedblend_federation.policy.policy import Policy
 
 FILE = "ledger.json"
 DELTA = 1e-6
 """At which epsilon is counted."""
+EXPERIMENTS, MEASURES = 1000, 50
+"""Experiments that a node enrolls in, ever, and measurements of one of them."""
 SUMS = 1000
 """Secure sums whose models and cohorts are remembered."""
-
-
-class Allowance(NamedTuple):
-    """What a node gives at most; None for no limit. From its policy."""
-
-    experiments: int | None = None
-    answers: int | None = None
-    epsilon: float | None = None
-    row_epsilon: float | None = None
-    measures: int | None = None
-    """Of an experiment; ``all_measures`` of all of them."""
-    all_measures: int | None = None
-    seconds: float | None = None
-    """Of a request: an experiment with a longer one is over."""
 
 
 class Charge(NamedTuple):
@@ -134,18 +125,18 @@ class Ledger:
         self.clocks = now
         return self.age
 
-    def refusal(self, allowance: Allowance, experiment: str, charge: Charge) -> str:
+    def refusal(self, policy: "Policy", experiment: str, charge: Charge) -> str:
         """Why a request is refused, in one line; empty if it is not."""
-        own, most = self.accounts.get(experiment, Account()), allowance
-        new = experiment not in self.accounts
+        own, most = self.accounts.get(experiment, Account()), policy.budget
+        new, asked = experiment not in self.accounts, charge.measures
         for key, used, wanted, limit in (
-            ("limits.seconds", own.longest, 0, most.seconds),
-            ("budget", self.experiments, new, most.experiments),
+            ("limits.seconds", own.longest, 0, policy.limits.seconds),
+            ("budget", self.experiments, new, EXPERIMENTS),
             ("budget.answers", self.answers, charge.answers, most.answers),
-            ("metrics", own.measures, charge.measures, most.measures),
-            ("metrics.total", self.measures, charge.measures, most.all_measures),
+            ("metrics", own.measures, asked, MEASURES),
+            ("metrics.total", self.measures, asked, policy.metrics.total),
         ):
-            if limit is not None and used + wanted > limit:
+            if used + wanted > limit:
                 return f"policy {key}: {used:g} so far; allowed: at most {limit:g}"
         if most.epsilon is not None and charge.answers:
             spent = gaussian_epsilon(self.squared + charge.squared, DELTA)
@@ -269,7 +260,7 @@ def read_ledger(folder: Path) -> Ledger:
         return Ledger(**(content | {"accounts": accounts}))
     except FileNotFoundError:
         return Ledger()
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except DAMAGE:
         raise WireError(
             "ledger: the file is damaged on the disk of this node"
         ) from None

@@ -83,16 +83,17 @@ class Node:
     def handler(self) -> Handler:
         """What replies to the next message, with the permissions as they are now."""
         permissions = self.permissions()
-        return Handler(partial(self._reply, permissions), permissions.max_bytes)
+        most = permissions.policy.limits.message_bytes
+        return Handler(partial(self._reply, permissions, most), most)
 
     def reply(self, data: bytes) -> bytes:
         """The reply to a message; one line of refusal where it cannot be met."""
         return self.handler().reply(data)
 
-    def _reply(self, permissions: Permissions, data: bytes) -> bytes:
+    def _reply(self, permissions: Permissions, max_bytes: int, data: bytes) -> bytes:
         request = Message("refused", messages.UNREADABLE, self.client)
         try:
-            request = messages.decode(data, permissions.max_bytes)
+            request = messages.decode(data, max_bytes)
             with states.lock_folder(self.folder):
                 return self._handle(permissions, request)
         except Exception as error:
@@ -140,8 +141,8 @@ class Node:
             head = request._replace(client=self.client)
             return encode(head.reply(**description, audit=audit))
         place, ledger = self.folder / request.experiment, read_ledger(self.folder)
-        limits, new = permissions.limits, not (place / "terms.json").exists()
-        if kind == "enroll" and new and limits is not None:
+        if kind == "enroll" and not (place / "terms.json").exists():
+            limits = permissions.policy.limits
             make_room(self.folder, limits, ledger, self.note, self.home)
         terms = request.fields if kind == "enroll" else _terms(place)
         if kind == "stop":
@@ -196,7 +197,7 @@ def _check_rows(
     enrolled = (place / "terms.json").exists()
     known = states.read_fingerprints(place) if enrolled else []
     if known and known[-1] != executor.setup.fingerprint:
-        if not permissions.rows_may_change:
+        if "rows" not in permissions.policy.rows.changes:
             raise Refusal(
                 "policy rows.changes: the rows of this node changed under the "
                 "experiment; allowed: the rows that it began with"
@@ -222,17 +223,15 @@ class Host:
         """What replies to the next message, with the policies as they are now."""
         handlers = {client: node.handler() for client, node in self.nodes.items()}
         # A bundle is no longer than what the strictest of its clients accepts.
-        rooms = [one.max_bytes for one in handlers.values()]
-        room = min((most for most in rooms if most is not None), default=None)
+        largest = messages.LARGEST_BUNDLE
+        room = min(one.max_bytes or largest for one in handlers.values())
         return Handler(partial(self._reply, handlers, room), room)
 
     def reply(self, data: bytes) -> bytes:
         """The reply to a message, or the bundle of replies to a bundle."""
         return self.handler().reply(data)
 
-    def _reply(
-        self, handlers: Mapping[int, Handler], room: int | None, data: bytes
-    ) -> bytes:
+    def _reply(self, handlers: Mapping[int, Handler], room: int, data: bytes) -> bytes:
         try:
             if messages.is_bundle(data):
                 return self._replies(handlers, messages.unpack_bundle(data))
@@ -261,7 +260,7 @@ class Host:
         return messages.pack_bundle(replies)
 
     def _describe(
-        self, handlers: Mapping[int, Handler], room: int | None, request: Message
+        self, handlers: Mapping[int, Handler], room: int, request: Message
     ) -> bytes:
         """What all clients describe, and the size of bundles that they accept."""
         replies = []
@@ -270,8 +269,7 @@ class Host:
                 handler.reply(encode(request._replace(client=client)))
             )
             if own.kind == "describe":
-                most = messages.LARGEST_BUNDLE if room is None else room
-                own = own._replace(fields={**own.fields, "bundle_bytes": most})
+                own = own._replace(fields={**own.fields, "bundle_bytes": room})
             replies.append((client, encode(own)))
         return messages.pack_bundle(replies)
 

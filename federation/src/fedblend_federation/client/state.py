@@ -27,6 +27,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
 from fedblend.simulation.serialize import (
+    DAMAGE,
     WireError,
     build_tree,
     pack,
@@ -84,7 +85,7 @@ def _enrollment(place: Path) -> dict[str, Any]:
     try:
         content = dict(json.loads(data.decode()))
         whole = content.pop("sha256") == _terms_hash(content)
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except DAMAGE:
         whole, content = False, {}
     if not whole:
         raise WireError("terms: the file is damaged on the disk of this node")
@@ -122,7 +123,7 @@ def read_fingerprints(place: Path) -> list[str]:
         return [str(one) for one in found["sha256"]]
     except FileNotFoundError:
         return []
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except DAMAGE:
         raise WireError("rows: the file is damaged on the disk of this node") from None
 
 

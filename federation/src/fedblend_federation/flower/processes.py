@@ -145,14 +145,9 @@ def _words(options: Mapping[str, object]) -> list[str]:
     return [str(word) for option in options.items() for word in option]
 
 
-def node_command(path: Path) -> list[str]:
-    """The process of the node whose node.toml this is: carrier, rows and state."""
-    return [sys.executable, "-m", "fedblend", "federation", "node", str(path)]
-
-
-def worker_command(path: Path) -> list[str]:
-    """The worker of the node whose node.toml this is."""
-    return [sys.executable, "-m", "fedblend", "federation", "worker", str(path)]
+def node_command(path: Path, part: str = "node") -> list[str]:
+    """The process of the node whose node.toml this is: all of it, or its worker."""
+    return [sys.executable, "-m", "fedblend", "federation", part, str(path)]
 
 
 def free_port() -> int:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.errors import RunError
+from fedblend.simulation.serialize import DAMAGE
 
 BEGINNING = "0" * 64
 """The hash before the first line."""
@@ -47,14 +48,6 @@ class Audit:
 
     def __init__(self, path: Path):
         self._path = path
-
-    @property
-    def head(self) -> str:
-        """The hash of the newest line."""
-        if not self._path.exists():
-            return BEGINNING
-        with self._lock_file() as file:
-            return _end(file, self._path)[0]
 
     def append(self, event: str, **fields: str | int | float | bool | None) -> str:
         """Add an event, on disk when this returns; returns the new head.
@@ -207,7 +200,7 @@ def _parse(text: bytes) -> dict[str, Any] | None:
         found = entry.pop("hash")
         whole = set(entry) == {"time", "event", "fields", "previous"}
         return {**entry, "hash": found} if whole and _hash(entry) == found else None
-    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
+    except DAMAGE:
         return None
 
 

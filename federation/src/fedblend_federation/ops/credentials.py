@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -42,9 +41,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
-from fedblend.config.table import Table
+from fedblend.config.table import Table, misfit
 from fedblend.errors import ConfigError, RunError
 from fedblend_federation.ops import key_files
 from fedblend_federation.ops.settings import (
@@ -172,18 +170,12 @@ def _general(host: str) -> x509.GeneralName:
 
 
 PUBLIC, ROSTER = "public.toml", "roster.toml"
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
 def _ssh_key(text: str) -> str:
-    try:
-        key = load_ssh_public_key(text.encode())
-    except _UNREADABLE:
-        key = None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise PydanticCustomError(
-            "range", "{allowed}", {"allowed": "a public key of OpenSSH, ECDSA"}
-        )
+    key = key_files.parse(text.encode(), load_ssh_public_key, ec.EllipticCurvePublicKey)
+    if key is None:
+        raise misfit("a public key of OpenSSH, ECDSA")
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 

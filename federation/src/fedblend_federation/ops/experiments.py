@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedblend.config.config import Config, difference, dump, load
 from fedblend.errors import RunError
@@ -43,37 +43,11 @@ TROUBLES = ("denied", "refused", "rejected", "began without")
 """Events of a server's audit that people should know of while it runs."""
 
 
-class Status(NamedTuple):
-    """How far an experiment is."""
+def status_lines(path: Path) -> list[str]:
+    """How far the experiment in a folder is, line by line.
 
-    name: str
-    round: int
-    rounds: int
-    state: str
-    counts: dict[str, int]
-    """Replies of all measured rounds, by what became of them."""
-    last_round: str
-    """The audit's line of the round that was counted last."""
-    troubles: list[str]
-    """Which nodes were denied, refused or rejected since that round, and why."""
-    measures: list[str]
-    """A line for each model, of the newest measurement."""
-
-    def lines(self) -> list[str]:
-        """As lines of text."""
-        counts = ", ".join(f"{number} {name}" for name, number in self.counts.items())
-        return [
-            f"experiment {self.name}: round {self.round} of {self.rounds}, "
-            f"{self.state}",
-            f"replies until the newest measurement: {counts}",
-            *([self.last_round] if self.last_round else []),
-            *self.troubles,
-            *self.measures,
-        ]
-
-
-def status_of(path: Path) -> Status:
-    """The status of the experiment in a folder.
+    The audit's line of the round that was counted last, which nodes were denied,
+    refused or rejected since, and why, and the newest measures of each model.
 
     Raises:
         RunError: there is none.
@@ -83,20 +57,18 @@ def status_of(path: Path) -> Status:
         raise RunError(f"{path}: is not the folder of an experiment (no config.toml)")
     config, (round, _) = load(folder.config), read_progress(path / "server")
     rows = run_folder.read_rows(folder) if folder.metrics.exists() else []
-    reason = reason_of_stop(path)
+    reason, finished = reason_of_stop(path), folder.summary.exists()
     state = "running, or waiting to go on" if reason is None else f"stopped: {reason}"
     last, since = _since_last_round(path / AUDIT)
-    wrong = [] if folder.summary.exists() else list(dict.fromkeys(troubles(since)))
-    return Status(
-        name=config.name,
-        round=round,
-        rounds=config.run.rounds,
-        state="finished" if folder.summary.exists() else state,
-        counts={name: sum(row[name] for row in rows) for name in COUNTS},
-        last_round=last,
-        troubles=wrong,
-        measures=_measures(rows[-1]) if rows else [],
-    )
+    counts = ", ".join(f"{sum(row[name] for row in rows)} {name}" for name in COUNTS)
+    return [
+        f"experiment {config.name}: round {round} of {config.run.rounds}, "
+        f"{'finished' if finished else state}",
+        f"replies until the newest measurement: {counts}",
+        *([last] if last else []),
+        *({} if finished else dict.fromkeys(troubles(since))),
+        *(_measures(rows[-1]) if rows else []),
+    ]
 
 
 def audit_of(path: Path, client: int | None = None) -> Path:

@@ -45,11 +45,18 @@ def certificate(path: Path) -> x509.Certificate:
 def read(path: Path, load: Callable[[bytes], Any], kind: type[Kind], what: str) -> Kind:
     """What a file holds, if it is of that kind; raises as above."""
     try:
-        found = load(path.read_bytes())
+        found = parse(path.read_bytes(), load, kind)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        found = None
-    if not isinstance(found, kind):
+    if found is None:
         raise RunError(f"{path}: is not {what}")
     return found
+
+
+def parse(data: bytes, load: Callable[[bytes], Any], kind: type[Kind]) -> Kind | None:
+    """What these bytes hold, if it is of that kind; None if it is not."""
+    try:
+        found = load(data)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    return found if isinstance(found, kind) else None

@@ -144,7 +144,7 @@ def _start(
     for name in names:
         node, path = cluster.node(name), cluster.home(name) / "node.toml"
         if supernodes:
-            start(processes.worker_command(path), node.folder, "worker")
+            start(processes.node_command(path, "worker"), node.folder, "worker")
             port = processes.free_port()
             supernode = processes.supernode_command(node, port)
             start(supernode, node.flower_folder, "node")
@@ -245,7 +245,7 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
             experiments.open_folder(place, config, cluster.settings, resume=False)
             experiments.run_experiment(cluster.settings, place, log=log)
     for name in EXPERIMENTS:
-        show("\n".join(["", *experiments.status_of(out / name).lines()]))
+        show("\n".join(["", *experiments.status_lines(out / name)]))
     show(
         f"\nWith two dozen digits a node, a few percent mean little. In {out}: "
         f"{', '.join(EXPERIMENTS)}, each with summary.json and tables."

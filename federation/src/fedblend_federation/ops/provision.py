@@ -79,11 +79,9 @@ def provision(
     Raises:
         RunError: one line that says what is wrong.
     """
-    _check_port("--port", port)
-    if not 0 < clients_per_node <= MAX_HOSTED:
-        where = f"is not between 1 and {MAX_HOSTED}"
-        raise RunError(f"--clients-per-node: {clients_per_node} {where}")
-    _check_port("--link-port", link_port)
+    _check_number("--port", port, 65535)
+    _check_number("--clients-per-node", clients_per_node, MAX_HOSTED)
+    _check_number("--link-port", link_port, 65535)
     _check(folder, host, nodes, days)
     address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = credentials.authority("fedblend federation")
@@ -234,7 +232,7 @@ def _unit(name: str, state: Path) -> bytes:
 
 def renew(folder: Path, *, days: int = 365) -> None:
     """A new key and certificate for the server of a federation, by its authority."""
-    _check_days(days)
+    _check_number("--days", days, MAX_DAYS)
     settings = load_as(ServerSettings, folder / "server" / "server.toml")
     try:
         key = (folder / "ca" / "ca.key").read_bytes()
@@ -256,7 +254,7 @@ def _certify(server: Path, signer: credentials.Pair, host: str, days: int) -> No
 def _check(folder: Path, host: str, nodes: Sequence[str], days: int) -> None:
     if not is_host(host):
         raise RunError(f'--host: "{visible(host)}" is not {HOST_RULE}')
-    _check_days(days)
+    _check_number("--days", days, MAX_DAYS)
     if not nodes:
         raise RunError("--nodes: no node is named; write --nodes alice,bob")
     for name in nodes:
@@ -272,14 +270,9 @@ def _check(folder: Path, host: str, nodes: Sequence[str], days: int) -> None:
         raise RunError(f"{folder}: is not empty, and nothing in it is overwritten")
 
 
-def _check_port(option: str, port: int) -> None:
-    if not 0 < port < 65536:
-        raise RunError(f"{option}: {port} is not between 1 and 65535")
-
-
-def _check_days(days: int) -> None:
-    if not 0 < days <= MAX_DAYS:
-        raise RunError(f"--days: {days} is not between 1 and {MAX_DAYS}")
+def _check_number(option: str, number: int, most: int) -> None:
+    if not 0 < number <= most:
+        raise RunError(f"{option}: {number} is not between 1 and {most}")
 
 
 def _folders(folder: Path, nodes: Sequence[str]) -> None:

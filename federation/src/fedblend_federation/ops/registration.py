@@ -40,31 +40,28 @@ def register(settings: ServerSettings) -> None:
 
     A key that the link knows stays; a key that replaces another takes its place.
     """
+    path, active = settings.folder / "members.json", _active(settings)
     with connect(settings) as link:
-        _register(settings, link)
+        there, wanted = link.statuses(), {node.name: _digest(node) for node in active}
+        known = {
+            name: member
+            for name, member in _read_members(settings).items()
+            if member["node"] in there and wanted.get(name) == member["key"]
+        }
+        # The link does not say whose key an id has: all ids that are not known go.
+        ours = {member["node"] for member in known.values()}
+        for id in sorted(there.keys() - ours):
+            link.unregister(id)
+        run_folder.write_text(path, run_folder.json_text(known))
+        for node in active:
+            if node.name not in known:
+                id = link.register(node.key, node.name)
+                known[node.name] = {"key": wanted[node.name], "node": id}
+                run_folder.write_text(path, run_folder.json_text(known))
 
 
-def _register(settings: ServerSettings, link: "Control") -> None:
-    path = settings.folder / "members.json"
-    known, there = _read_members(settings), link.statuses()
-    active = [node for node in settings.nodes if not node.retired]
-    wanted = {node.name: _digest(node) for node in active}
-    for name, member in list(known.items()):
-        if member["node"] in there and wanted.get(name) == member["key"]:
-            continue
-        del known[name]
-    # The link does not say whose key an id has: all ids that are not known go.
-    ours = {member["node"] for member in known.values()}
-    for id in sorted(there.keys() - ours):
-        link.unregister(id)
-    for node in active:
-        if node.name not in known:
-            known[node.name] = {
-                "key": wanted[node.name],
-                "node": link.register(node.key, node.name),
-            }
-            run_folder.write_text(path, run_folder.json_text(known))
-    run_folder.write_text(path, run_folder.json_text(known))
+def _active(settings: ServerSettings) -> list[NodeEntry]:
+    return [node for node in settings.nodes if not node.retired]
 
 
 def link_nodes(settings: ServerSettings) -> Nodes:
@@ -72,8 +69,8 @@ def link_nodes(settings: ServerSettings) -> Nodes:
     known = _read_members(settings)
     by_id = {
         int(known[node.name]["node"]): Registered(node.name, node.client_ids)
-        for node in settings.nodes
-        if not node.retired and node.name in known
+        for node in _active(settings)
+        if node.name in known
     }
     gone = tuple(c for node in settings.nodes if node.retired for c in node.client_ids)
     return Nodes(by_id or None, gone)
@@ -99,12 +96,9 @@ def unknown_nodes(settings: ServerSettings) -> list[NodeEntry]:
     known, there = _read_members(settings), _statuses(settings)
     return [
         node
-        for node in settings.nodes
-        if not node.retired
-        and (
-            known.get(node.name, {}).get("node") not in there
-            or known[node.name]["key"] != _digest(node)
-        )
+        for node in _active(settings)
+        if known.get(node.name, {}).get("node") not in there
+        or known[node.name]["key"] != _digest(node)
     ]
 
 

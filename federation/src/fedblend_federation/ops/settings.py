@@ -19,10 +19,9 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
-from fedblend.config.table import Index, Table, Word, first_error
+from fedblend.config.table import Index, Table, Word, first_error, misfit
 from fedblend.errors import ConfigError, RunError, SettingError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
@@ -68,22 +67,18 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _misfit(allowed: str) -> PydanticCustomError:
-    return PydanticCustomError("range", "{allowed}", {"allowed": allowed})
-
-
 def _address(text: str) -> Address:
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     known = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536
     if not colon or not known or not is_host(bare) or (":" in bare and bare == host):
-        raise _misfit("host:port, such as fl.example.org:443")
+        raise misfit("host:port, such as fl.example.org:443")
     return Address(bare, int(port))
 
 
 def _node_name(text: str) -> str:
     if not is_name(text):
-        raise _misfit(NAME_RULE)
+        raise misfit(NAME_RULE)
     return text
 
 

@@ -29,8 +29,9 @@ from fedblend.config.tables.data import splits_of
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.readers.tables import FILES, input_columns
 from fedblend.errors import ConfigError
-from fedblend.simulation.serialize import WireError, write_atomically
+from fedblend.simulation.serialize import DAMAGE, WireError, write_atomically
 from fedblend.trees import precision
+from fedblend_federation import raw_tables
 from fedblend_federation.client.build import (
     EXPERIMENTS,
     SharedBuilds,
@@ -45,7 +46,6 @@ from fedblend_federation.ops.settings import ClientSettings, NodeData
 from fedblend_federation.policy import limits
 from fedblend_federation.policy.limits import parts_of
 from fedblend_federation.policy.policy import (
-    Limits,
     Permissions,
     Policy,
     Refusal,
@@ -57,7 +57,6 @@ from fedblend_federation.secure.roster import means_of
 
 if TYPE_CHECKING:
     from fedblend.data.federated import Shards
-    from fedblend_federation.contract import Contract
 
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
 COMPUTED: Any = {
@@ -89,18 +88,13 @@ class Admission:
                 describe=partial(_raise, error),
                 executor=partial(_raise, error),
                 disclose=lambda measured, counts: {},
-                max_bytes=Limits().message_bytes,
             )
         return Permissions(
             describe=partial(self._describe, policy),
             executor=partial(self._admit, policy),
             disclose=policy.disclose,
-            max_bytes=policy.limits.message_bytes,
-            allowance=policy.allowance,
-            limits=policy.limits,
-            metric_noise=policy.metrics.noise,
-            rows_may_change="rows" in policy.rows.changes,
             secure=partial(self._secure, policy),
+            policy=policy,
         )
 
     def _read_contract(self, policy: Policy, fields: Mapping[str, Any]) -> "Contract":
@@ -160,7 +154,9 @@ class Admission:
                 "row": schema_hash(contract.row),
             }
             if contract.schema is not None:
-                description["statistics"] = self._statistics(policy, contract, splits)
+                told = raw_tables.describe(contract.schema, splits["train"])
+                self._check_statistics(policy, contract, told, rows)
+                description["statistics"] = told
             own = contract.constants(splits)
         if own is not None and policy.discloses_constants:
             agree(self.settings.folder, contract)  # of one split only
@@ -168,12 +164,15 @@ class Admission:
             description["constants"] = [smooth, convex, own.exact]
         return description
 
-    def _statistics(
-        self, policy: Policy, contract: "Contract", splits: "Mapping[str, Shards]"
-    ) -> dict[str, list[float]]:
-        """Those of the training rows; means over other rows would tell rows apart."""
-        found, folder = contract.statistics(splits), self.settings.folder
-        rows, present = splits["train"].total, found["present"]
+    def _check_statistics(
+        self,
+        policy: Policy,
+        contract: "Contract",
+        found: dict[str, list[float]],
+        rows: int,
+    ) -> None:
+        """Refuse to tell statistics; means over other rows would tell rows apart."""
+        folder, present = self.settings.folder, found["present"]
         ranks = bool(found["quantiles"])
         _refuse(limits.too_few_values(policy.accept, present, rows, ranks=ranks))
         means = {name: of for name, of in found.items() if name != "quantiles"}
@@ -181,7 +180,6 @@ class Admission:
         first = read_agreement(folder)
         _refuse(means_refusal(policy.rows, first, means))
         agree(folder, contract, means)
-        return found
 
     def _admit(self, policy: Policy, terms: Mapping[str, Any]) -> Executor:
         """What computes an experiment under these terms, if the policy allows it."""
@@ -293,7 +291,7 @@ def read_agreement(folder: Path) -> dict[str, Any] | None:
         return {key: dict(found[key]) for key in ("rows", "split", "parts")}
     except FileNotFoundError:
         return None
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except DAMAGE:
         raise WireError(
             f"{FILE}: is damaged on this node's disk; its operator must restore it"
         ) from None
@@ -355,7 +353,9 @@ def check_rows(
             return
         known = input_columns(data.file, (data.target, data.client))
     columns = tuple(one.name for one in contract.nodes.raw or ()) or task.columns
-    _same("rows.columns", columns, known)
+    if sorted(columns) != sorted(known):
+        shown = ", ".join(columns)
+        raise DataError(f"policy rows.columns: {shown}; allowed: {', '.join(known)}")
 
 
 def means_refusal(policy: Rows, first: dict[str, Any] | None, means: str) -> str | None:
@@ -412,9 +412,3 @@ def counting_misfits(folder: Path, contract: Contract) -> Iterator[None]:
             ledger.misfits.append(digest)
             ledger.write(folder)
         raise
-
-
-def _same(key: str, wanted: tuple[str, ...], known: list[str]) -> None:
-    if sorted(wanted) != sorted(known):
-        shown = ", ".join(wanted)
-        raise DataError(f"policy {key}: {shown}; allowed: {', '.join(known)}")

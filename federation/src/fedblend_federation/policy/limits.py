@@ -101,7 +101,7 @@ def activations(contract: Contract, capacities: Mapping[str, int]) -> float:
 
     A gradient keeps what its backward pass reads, and makes as much again.
     """
-    works = [work.rows() for _, work in _works(contract.config.algorithm, "algorithm")]
+    works = [work.rows() for _, work in _works(contract.config)]
     train = max(rows or capacities["train"] for rows in works or [None])
     return float(max(2 * train, *capacities.values()) * contract.activation_bytes)
 
@@ -109,7 +109,7 @@ def activations(contract: Contract, capacities: Mapping[str, int]) -> float:
 def too_small(accept: Accept, config: Config) -> str | None:
     """Why updates are made of too few rows, as far as a configuration says so."""
     least, whole = accept.min_batch_rows, accept.fewest_rows
-    for where, work in _works(config.algorithm, "algorithm"):
+    for where, work in _works(config):
         size = work.rows()
         if size is not None and size < least:
             return refusal_line(
@@ -164,7 +164,7 @@ def too_small_for(policy: Policy, contract: Contract, rows: int) -> str | None:
     if rows < least:
         return refusal_line("accept.fewest_rows", where, "fewer", _minimum(least))
     left = rows
-    for where, fraction in _parts(config.algorithm, "algorithm"):
+    for where, fraction in parts_of(config).items():
         held = floor(fraction * rows)
         left = min(left, rows - held)
         if 0 < held < accept.min_part_rows or rows - held < accept.min_batch_rows:
@@ -175,7 +175,7 @@ def too_small_for(policy: Policy, contract: Contract, rows: int) -> str | None:
             return refusal_line(
                 "accept.min_batch_rows", where, f"{fraction:g}", allowed
             )
-    for where, work in _works(config.algorithm, "algorithm"):
+    for where, work in _works(config):
         size = work.rows()
         for count in {left, rows} if size is not None and work.epochs else ():
             last = count % size if size is not None else 0
@@ -201,7 +201,7 @@ def _entries(tree: PyTree) -> int:
 def operations(contract: Contract, capacity: int) -> float:
     """Parameters times rows that a round, or enrollment, computes with, at most."""
     total = 0.0
-    for table in _tables(contract.config.algorithm):
+    for _, table in _tables(contract.config.algorithm, "algorithm"):
         rows = capacity
         size = table.rows() if isinstance(table, LocalWork) else None
         if size is not None and getattr(table, "epochs", None) is None:
@@ -213,7 +213,12 @@ def operations(contract: Contract, capacity: int) -> float:
 
 def parts_of(config: Config) -> dict[str, float]:
     """The fractions of training rows that the algorithm sets apart, by key."""
-    return {key: part for key, part in _parts(config.algorithm, "algorithm") if part}
+    return {
+        f"{where}.{key}": value
+        for where, table in _tables(config.algorithm, "algorithm")
+        for key, value in table
+        if key in PARTS and isinstance(value, float) and value
+    }
 
 
 def _memory(contract: Contract, capacities: list[int], clients: int) -> float:
@@ -221,9 +226,7 @@ def _memory(contract: Contract, capacities: list[int], clients: int) -> float:
     row = sum(
         prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(contract.row)
     )
-    epochs = [
-        _largest(getattr(t, "epochs", None)) for t in _tables(contract.config.algorithm)
-    ]
+    epochs = [_largest(work.epochs) for _, work in _works(contract.config)]
     orders = min(max(epochs) * max(capacities), MOST_ORDERED)
     width = np.dtype(contract.config.run.precision).itemsize
     copies = float(width * (COPIES * _entries(contract.params)))
@@ -232,40 +235,28 @@ def _memory(contract: Contract, capacities: list[int], clients: int) -> float:
     return rows + copies + 4.0 * orders
 
 
-def _tables(table: Table) -> Iterator[Table]:
-    """A table and those in it."""
-    yield table
-    for _, value in table:
+def _tables(table: Table, where: str) -> Iterator[tuple[str, Table]]:
+    """A table and those in it, with the keys where they stand."""
+    yield where, table
+    for key, value in table:
         if isinstance(value, Table):
-            yield from _tables(value)
+            yield from _tables(value, f"{where}.{key}")
 
 
 def _numbers(table: Table, where: str) -> Iterator[tuple[str, int]]:
     """All whole numbers of a table and those in it, the largest of a list."""
-    for key, value in table:
-        if isinstance(value, ScheduleTable):
-            continue  # a rate over many steps costs no more than one over few
-        if isinstance(value, Table):
-            yield from _numbers(value, f"{where}.{key}")
-        elif _largest(value) > 1:
-            yield f"{where}.{key}", _largest(value)
+    for inside, own in _tables(table, where):
+        # A rate over many steps costs no more than one over few.
+        for key, value in () if isinstance(own, ScheduleTable) else own:
+            if _largest(value) > 1:
+                yield f"{inside}.{key}", _largest(value)
 
 
-def _works(table: Table, where: str) -> Iterator[tuple[str, LocalWork]]:
-    """The local work of a table and of those in it."""
-    if isinstance(table, LocalWork):
-        yield where, table
-    for key, value in table:
-        if isinstance(value, Table):
-            yield from _works(value, f"{where}.{key}")
-
-
-def _parts(table: Table, where: str) -> Iterator[tuple[str, float]]:
-    for key, value in table:
-        if isinstance(value, Table):
-            yield from _parts(value, f"{where}.{key}")
-        elif key in PARTS and isinstance(value, float):
-            yield f"{where}.{key}", value
+def _works(config: Config) -> Iterator[tuple[str, LocalWork]]:
+    """The local work of the algorithm and of the tables in it."""
+    for where, table in _tables(config.algorithm, "algorithm"):
+        if isinstance(table, LocalWork):
+            yield where, table
 
 
 def _largest(value: Any) -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from fedblend.checks import Number
 from fedblend.config.config import Config
@@ -29,6 +28,7 @@ from fedblend.config.table import (
     Word,
     limit,
     matching,
+    misfit,
 )
 from fedblend.config.tables.federation import Federation
 from fedblend.config.tables.privacy import ProtectRows
@@ -38,7 +38,6 @@ from fedblend.metrics import Metric
 from fedblend.metrics import registry as metrics
 from fedblend.registry import ALGORITHMS, OWN_MODEL
 from fedblend_federation.client.executor import Executor, Measured
-from fedblend_federation.client.ledger import Allowance
 from fedblend_federation.ops.settings import parse_as
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -54,19 +53,13 @@ The root of an error is left to the server, which has the error."""
 
 MIN_SECURE_CLIP = 1.0
 """Least ``federation.secure_clip``: numbers that are clipped tell their signs."""
-EXPERIMENTS, MEASURES = 1000, 50
-"""Experiments that a node enrolls in, ever, and measurements of one of them."""
 ROUNDS = 1000
 """Rounds that an experiment may have, unless ``budget.answers`` is very large."""
 
 
 def _check_name(name: str) -> str:
     if name not in ALGORITHMS:
-        raise PydanticCustomError(
-            "range",
-            "{allowed}",
-            {"allowed": "an algorithm; fedblend list algorithms has them"},
-        )
+        raise misfit("an algorithm; fedblend list algorithms has them")
     return name
 
 
@@ -275,19 +268,6 @@ class Policy(Table):
         return None
 
     @property
-    def allowance(self) -> Allowance:
-        """What the node gives over all experiments."""
-        return Allowance(
-            experiments=EXPERIMENTS,
-            answers=self.budget.answers,
-            epsilon=self.budget.epsilon,
-            row_epsilon=self.budget.row_epsilon,
-            measures=MEASURES,
-            all_measures=self.metrics.total,
-            seconds=self.limits.seconds,
-        )
-
-    @property
     def discloses_constants(self) -> bool:
         """Whether constants of the loss are sent; clipping does not bound them."""
         return "constants" in self.accept.discloses and self.protect.clip is None
@@ -394,16 +374,8 @@ class Permissions(NamedTuple):
     """From the terms of an experiment to what computes it, or a ``Refusal``."""
     disclose: Callable[[Measured, dict[str, int]], Measured]
     """Those of the measures that may leave the node; also given the rows of a split."""
-    max_bytes: int | None = None
-    """Of a message; a longer one is not read."""
-    allowance: Allowance = Allowance()
-    """What may leave the node over all experiments."""
-    limits: Limits | None = None
-    """On disk, experiments and counts in messages; None for none."""
-    metric_noise: float = 0.0
-    """On measures, in units of how far one row can move them."""
     secure: Callable[[Mapping[str, Any]], Any] = lambda terms: None
     """From the terms of an experiment to what its secure sums need, see
-    ``secure.answers``; None for an experiment without them."""
-    rows_may_change: bool = False
-    """Whether an experiment may go on with other rows than it began with."""
+    ``secure.client``; None for an experiment without them."""
+    policy: Policy = Policy()
+    """Limits on messages, on the disk, and on what leaves over all experiments."""

@@ -15,16 +15,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
 from fedblend.config.config import Config
-from fedblend.config.table import Index, Table, Word
+from fedblend.config.table import Index, Table, Word, misfit
 from fedblend.config.tables.federation import Federation
 from fedblend.errors import ConfigError
+from fedblend_federation.ops.key_files import parse
 from fedblend_federation.ops.settings import ClientSettings, parse_as
 from fedblend_federation.policy.policy import Accept
 from fedblend_federation.secure.client import Means
@@ -37,8 +36,7 @@ def _key(text: str) -> str:
     except (binascii.Error, ValueError):
         fits = False
     if not fits:
-        allowed = {"allowed": "32 bytes in base64, a public key of X25519"}
-        raise PydanticCustomError("range", "{allowed}", allowed)
+        raise misfit("32 bytes in base64, a public key of X25519")
     return text
 
 
@@ -111,11 +109,8 @@ def private_key(data: bytes, path: Path) -> X25519PrivateKey:
     Raises:
         ConfigError: they are no such key.
     """
-    try:
-        key = load_pem_private_key(data, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, X25519PrivateKey):
+    key = parse(data, lambda data: load_pem_private_key(data, None), X25519PrivateKey)
+    if key is None:
         raise ConfigError(f"{path}: is not an X25519 key in PEM format")
     return key
 

@@ -13,7 +13,6 @@ import base64
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -57,9 +56,7 @@ from fedblend_federation.secure.state import (
 )
 from fedblend_federation.server.aggregation import Total, reasons
 from fedblend_federation.server.collection import (
-    AuditedExchange,
     Collected,
-    Collector,
     PlainCollector,
     Requests,
     all_must_join,
@@ -70,22 +67,6 @@ from fedblend_federation.transport import Rejected, Replies
 
 if TYPE_CHECKING:
     from fedblend_federation.server.coordinator import Coordinator
-
-
-class Summing(NamedTuple):
-    """What all secure sums of a server have in common."""
-
-    exchanges: AuditedExchange
-    folder: Path
-    """Of the progress of sums."""
-    experiment: str
-    names: Mapping[int, str]
-    """What the nodes of the clients are called."""
-    largest: float
-    """The weight that counts as 1."""
-    early: dict[tuple[int, tuple[int, ...]], dict[int, tuple]]
-    """What clients have shared for a round and its members while they opened the round
-    before."""
 
 
 class Summed(NamedTuple):
@@ -109,7 +90,7 @@ class SecureSum:
 
     def __init__(
         self,
-        summing: Summing,
+        summing: "SecureCollector",
         what: str,
         requests: Mapping[int, tuple[Message, PyTree]],
     ):
@@ -428,14 +409,21 @@ def _array(
     return array
 
 
-def collector_of(server: "Coordinator", sizes: Sizes) -> Collector:
+def collector_of(
+    server: "Coordinator", sizes: Sizes
+) -> "PlainCollector | SecureCollector":
     """How a server collects sums, as it was set up."""
     secure = server.setup.secure is not None
     return SecureCollector(server, sizes) if secure else PlainCollector(server, sizes)
 
 
 class SecureCollector:
-    """Sums without seeing what is summed."""
+    """Sums without seeing what is summed.
+
+    ``folder`` is that of the progress of sums, ``largest`` the weight that counts as 1,
+    and ``early`` has what clients have shared for a round and its members while they
+    opened the round before.
+    """
 
     join = ()
 
@@ -448,15 +436,14 @@ class SecureCollector:
         if reason is not None:
             raise ConfigError(reason)
         self._server, self._secure = server, secure
+        self.exchanges, self.folder = server.exchanges, secure.folder
+        self.experiment, self.names = setup.experiment, setup.names
+        self.largest = float(server.weights.max())
+        self.early = dict[tuple[int, tuple[int, ...]], dict[int, tuple]]()
         self._summand = Summand(server.algorithm, server.shapes.up, server.shapes.down)
         self._join_size = trees.size(server.shapes.join)
         self.sizes = sizes._replace(
             up=secure.bits * self._summand.size, join=secure.bits * self._join_size
-        )
-        largest = float(server.weights.max())
-        self._summing = Summing(
-            *(server.exchanges, secure.folder, setup.experiment, setup.names),
-            *(largest, {}),
         )
 
     def joins(self, enrolled: Replies) -> RunningSum:
@@ -493,7 +480,7 @@ class SecureCollector:
         following: Sequence[int] = (),
     ) -> Summed:
         empty = np.zeros(size, self._encoding(len(requests)).dtype)
-        return SecureSum(self._summing, what, requests).open(empty, quorum, following)
+        return SecureSum(self, what, requests).open(empty, quorum, following)
 
     def _following(self) -> list[int]:
         """The members of the next round, as far as they are enrolled."""
@@ -509,7 +496,7 @@ class SecureCollector:
     def _values(self, summed: Summed) -> np.ndarray:
         """The weighted sum of the clients' numbers."""
         decoded = self._encoding(len(summed.members)).decode(summed.total)
-        return decoded * self._summing.largest
+        return decoded * self.largest
 
     def _running(self, what: str, total: trees.PyTree, summed: Summed) -> RunningSum:
         weight = float(self._server.weights[summed.answered].sum())

@@ -7,7 +7,7 @@ In a sum without masks the server sees each answer.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,11 @@ from fedblend.simulation.communication import Sizes
 from fedblend_federation.message import UNKNOWN, Message, one_line, payload_of
 from fedblend_federation.server.aggregation import NormHistory, Total, reasons
 from fedblend_federation.server.settings import BelowQuorum, RoundRules
-from fedblend_federation.transport import Peers, Replies, Timeouts, exchange
+from fedblend_federation.transport import Replies, Timeouts, exchange
 
 if TYPE_CHECKING:
     from fedblend_federation.server.coordinator import Coordinator
+    from fedblend_federation.server.membership import Membership
 
 STOP_DEADLINE = 20.0
 """Seconds for which the server waits until clients have heard that it stops."""
@@ -38,7 +39,7 @@ class AuditedExchange:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: "Membership",
         rules: RoundRules,
         note: Callable[..., Any],
         names: Mapping[int, str],
@@ -132,39 +133,18 @@ class Collected(NamedTuple):
     """What clients ask for from now on, of those who changed it."""
 
 
-class Collector(Protocol):
-    """Collects sums of answers."""
-
-    join: PyTree
-    """Shapes of what arrives with enrollment."""
-    sizes: Sizes
-    """Bits of each kind of message."""
-
-    def joins(self, enrolled: Replies) -> RunningSum:
-        """The sum of what all active clients send at enrollment."""
-        ...
-
-    def updates(
-        self, members: np.ndarray, requests: Requests, others: Replies
-    ) -> Collected:
-        """The sum of the updates of those members who have requests.
-
-        ``others`` has what became of the enrollment of the others.
-
-        Raises:
-            BelowQuorum: too few replied; nothing has changed.
-        """
-        ...
-
-
 class PlainCollector:
-    """Checks and sums the answers of single clients."""
+    """Checks and sums the answers of single clients.
+
+    ``join`` has the shapes of what arrives with enrollment, ``sizes`` the bits of each
+    kind of message.
+    """
 
     def __init__(self, server: "Coordinator", sizes: Sizes):
         self._server, self.join, self.sizes = server, server.shapes.join, sizes
 
     def joins(self, enrolled: Replies) -> RunningSum:
-        """The sum of the joins in replies to enrollment."""
+        """The sum of what all active clients send at enrollment."""
         server = self._server
         norms = {client: found[2] for client, found in enrolled.accepted.items()}
         self._reject(enrolled, NormHistory(server.rules.norm_ratio).settle(norms))
@@ -177,7 +157,13 @@ class PlainCollector:
     def updates(
         self, members: np.ndarray, requests: Requests, others: Replies
     ) -> Collected:
-        """The sum of the updates of those members who have requests."""
+        """The sum of the updates of those members who have requests.
+
+        ``others`` has what became of the enrollment of the others.
+
+        Raises:
+            BelowQuorum: too few replied; nothing has changed.
+        """
         server, rules = self._server, self._server.rules
         replies = server.exchanges.exchange(
             requests, self._accept, enough=rules.cohort, least=rules.least

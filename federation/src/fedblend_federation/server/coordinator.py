@@ -39,6 +39,7 @@ from fedblend_federation.secure.server import collector_of
 from fedblend_federation.server import aggregation
 from fedblend_federation.server.aggregation import Aggregator
 from fedblend_federation.server.collection import AuditedExchange
+from fedblend_federation.server.membership import Membership
 from fedblend_federation.server.settings import (
     BelowQuorum,
     RoundRules,
@@ -47,7 +48,7 @@ from fedblend_federation.server.settings import (
     rowless_data,
     rowless_engine,
 )
-from fedblend_federation.transport import Peers, Replies
+from fedblend_federation.transport import Replies
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""
@@ -58,7 +59,7 @@ class Coordinator(Results):
 
     replicas = None
 
-    def __init__(self, setup: ServerSetup, peers: Peers, rules: RoundRules):
+    def __init__(self, setup: ServerSetup, peers: Membership, rules: RoundRules):
         self.setup, self.peers, self.rules = setup, peers, rules
         self.algorithm, self.clients = setup.algorithm, len(setup.counts["train"])
         self.federated_data = rowless_data(setup.counts)

@@ -7,7 +7,6 @@ checkpoint, its audit and the name of the experiment in it: all that a server wh
 killed needs to go on.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from fedblend.errors import ConfigError, RunError
 from fedblend.runs import results, run_folder
 from fedblend.runs.run_folder import Folder
 from fedblend.trees import precision
+from fedblend_federation import raw_tables
 from fedblend_federation.contract import Contract, Facts, contract_of
 from fedblend_federation.ops.audit import Audit
 from fedblend_federation.server.checkpoint import (
@@ -61,7 +61,6 @@ def run_server(
     path: Path,
     transport: Transport,
     *,
-    on_step: Callable[[int, int], None] = lambda round, rounds: None,
     poll: float = 0.2,
 ) -> dict[str, Any]:
     """Run the experiment of a folder to its end, from wherever it is.
@@ -69,7 +68,6 @@ def run_server(
     Args:
         path: a folder with config.toml.
         transport: how messages travel.
-        on_step: called with the round after every step.
         poll: seconds between two calls of ``transport.receive``.
 
     Returns:
@@ -85,7 +83,7 @@ def run_server(
     checkpoint = ServerCheckpoint(path / "server")
     try:
         with precision(contract.config.run.precision):
-            return _run(folder, contract, checkpoint, transport, on_step, poll)
+            return _run(folder, contract, checkpoint, transport, poll)
     except Stopped:
         raise RunError(STOP_TEXT.format(path)) from None
     except BelowQuorum as error:
@@ -121,7 +119,6 @@ def _run(
     contract: Contract,
     checkpoint: ServerCheckpoint,
     transport: Transport,
-    on_step: Callable[[int, int], None],
     poll: float,
 ) -> dict[str, Any]:
     note, place = Audit(folder.path / "audit.jsonl").note, folder.path / "server"
@@ -149,7 +146,7 @@ def _run(
     facts = _facts(contract, census)
     if contract.schema is not None:
         if saved is None:
-            found = contract.preprocessing(census.statistics)
+            found = raw_tables.finish(contract.schema, census.statistics)
             run_folder.write_preprocessing(folder, [found], [contract.seed])
         fitted = run_folder.read_preprocessing(folder, contract.seed)
         if fitted is None:
@@ -195,12 +192,7 @@ def _run(
         )
         checkpoint.save(server, about)
         again.unlink()
-
-    def report() -> None:
-        write_progress(place, server.round, server.rounds)
-        on_step(server.round, server.rounds)
-
-    report()
+    write_progress(place, server.round, server.rounds)
     while not server.done:
         before = server.round, len(server.records)
         try:
@@ -213,7 +205,7 @@ def _run(
         if len(server.records) > before[1]:
             run_folder.write_metrics(folder, server, [contract.seed])
         if server.round > before[0]:
-            report()
+            write_progress(place, server.round, server.rounds)
     summary = _results(folder, contract, server, known.repeated)
     server.stop(over=True)
     note("finished", round=server.round)

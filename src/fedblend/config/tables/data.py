@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from fedblend.checks import Number
 from fedblend.config.table import (
@@ -32,6 +31,7 @@ from fedblend.config.table import (
     arguments,
     exactly_one,
     limit,
+    misfit,
     one_of,
     refuse_first,
     table_of,
@@ -113,7 +113,7 @@ class RawColumn(Table):
 def _different(columns: list[RawColumn]) -> list[RawColumn]:
     names = [column.name for column in columns]
     if len({*names}) < len(names):
-        raise PydanticCustomError("range", "columns that differ in their names")
+        raise misfit("columns that differ in their names")
     return columns
 
 
