@@ -150,6 +150,11 @@ def concatenate(parts: Sequence[PyTree], axis: int = 0) -> PyTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *parts)
 
 
+def stack(parts: Sequence[PyTree]) -> PyTree:
+    """Trees of the same structure along a new first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+
+
 def put(tree: PyTree, row: PyTree, *place: jax.Array) -> PyTree:
     """Every leaf with this row at one place of its first axes, which must be there."""
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend import trees
 from fedblend.config.build import Method, method
 from fedblend.config.config import Config, dump, loads
 from fedblend.config.imports import TABLES, is_import_path
@@ -37,6 +38,7 @@ from fedblend.data.dataset import NUMBERS, Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.errors import ConfigError
 from fedblend.metrics import main_first
+from fedblend.simulation.devices import bytes_of
 from fedblend.simulation.result import LocalBudget
 from fedblend.theory.constants import Smoothness
 from fedblend_federation import raw_tables
@@ -135,8 +137,7 @@ class Contract:
 
         def count_bytes(rows: int) -> int:
             batch = jax.ShapeDtypeStruct((rows, *inputs.shape), inputs.dtype)
-            found = jax.tree.leaves(jax.eval_shape(backward, self.params, batch))
-            return sum(leaf.size * leaf.dtype.itemsize for leaf in found)
+            return bytes_of(jax.eval_shape(backward, self.params, batch))
 
         return count_bytes(3) - count_bytes(2)
 
@@ -202,8 +203,7 @@ class Contract:
             raise ConfigError(
                 f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
             )
-        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return rates(self.config, constants, size)
+        return rates(self.config, constants, trees.size(self.params))
 
     def method(self, facts: Facts, rows: "ProtectRows | None" = None) -> Method:
         """The method, as server and nodes build it alike.
@@ -236,12 +236,8 @@ class Contract:
             return None
         # The server knows how many it has; on a node they need only fill a batch.
         count = central.batch_size or 1
-        rows = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype),
-            self.row,
-        )
         number: Any = jax.ShapeDtypeStruct((), np.dtype(np.int32))
-        return Shard(rows, number, number, number, count)
+        return Shard(trees.shapes(self.row, count), number, number, number, count)
 
     def terms(self, facts: Facts, capacities: Mapping[str, int]) -> dict[str, Any]:
         """The terms that the server sends at enrollment."""

@@ -7,7 +7,6 @@ statistics of its training rows (``data.preprocess``) with its description, and 
 preprocessing that the statistics of all nodes make, with the terms.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -143,19 +142,3 @@ def preprocessing_in(schema: Schema, terms: Mapping[str, Any]) -> Preprocessing:
     if found.schema != schema:
         raise ConfigError("message: preprocessing: has other columns than data.raw")
     return found
-
-
-def transform(
-    preprocessing: Preprocessing, splits: Mapping[str, Shards]
-) -> dict[str, Shards]:
-    """A node's rows with the inputs that a preprocessing makes of encoded ones."""
-    return {
-        name: dataclasses.replace(
-            split,
-            examples=(
-                preprocessing.transform_encoded(split.examples[0]),
-                *split.examples[1:],
-            ),
-        )
-        for name, split in splits.items()
-    }

@@ -123,6 +123,11 @@ class Built(NamedTuple):
     """The loss that the algorithm trains on, where noise hides rows."""
 
     @property
+    def parameters(self) -> int:
+        """The number of parameters of the model."""
+        return trees.size(jax.eval_shape(self.model.init, jax.random.key(0)))
+
+    @property
     def preprocessing(self) -> "tuple[Preprocessing, ...]":
         """Of a raw table, one for each of ``federations``; else none."""
         fitted = (one.preprocessing for one in self.federations)

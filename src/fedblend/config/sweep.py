@@ -16,10 +16,8 @@ from itertools import product
 from math import floor, isfinite
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.build import (
     Built,
@@ -213,7 +211,7 @@ def join_points(points: Sequence[Point], built: Built) -> BySplit:
     for name, each in stack_constants(known).items():
         over[name] = np.tile(each, (len(points), 1))
     if config.algorithm.rate == "theory" and "algorithm.rate" not in swept:
-        dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
+        dim = built.parameters
         own = known if len(known) > 1 else [known[0]] * seeds
         over["rates"] = np.array(
             [rates(one.config, of, dim) for one in points for of in own]

@@ -46,6 +46,12 @@ class Shards:
         """The number of rows of all clients."""
         return int(self.counts.sum())
 
+    def preprocess(self, preprocessing: Preprocessing) -> "Shards":
+        """The same rows with the inputs that a preprocessing makes of encoded ones."""
+        inputs, *others = self.examples
+        made = (preprocessing.transform_encoded(inputs), *others)
+        return dataclasses.replace(self, examples=made)
+
     def numbers(self, clients: np.ndarray) -> np.ndarray:
         """The numbers of the clients' rows, [datasets, clients, rows] with padding."""
         places = np.atleast_2d(self.starts[..., clients])[..., None]
@@ -146,14 +152,7 @@ class FederatedData:
     def preprocess(self, preprocessing: Preprocessing) -> "FederatedData":
         """The same rows with the inputs that a preprocessing makes of encoded ones."""
         made = {
-            name: dataclasses.replace(
-                split,
-                examples=(
-                    preprocessing.transform_encoded(split.examples[0]),
-                    *split.examples[1:],
-                ),
-            )
-            for name, split in self.splits.items()
+            name: split.preprocess(preprocessing) for name, split in self.splits.items()
         }
         return dataclasses.replace(self, **made, preprocessing=preprocessing)
 
@@ -406,7 +405,7 @@ def gather(rows: PyTree, partition: Iterable[np.ndarray]) -> Shards:
     partition = list(partition)
     counts = np.array([len(index) for index in partition], np.int64)
     order = np.concatenate([np.asarray(i, np.int64) for i in partition])
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    starts = np.cumsum(counts) - counts
     examples = jax.tree.map(lambda leaf: np.asarray(leaf)[order], rows)
     return Shards(examples, starts, counts, order)
 

@@ -197,7 +197,7 @@ def open_shards(
         _map_file(Path(folder) / f"{number}.npy", total, array)
         for number, array in enumerate(index.arrays)
     )
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    starts = np.cumsum(counts) - counts
     tested = rows_held_out(counts, test)
     validated = np.clip(rows_held_out(counts, validation), 0, counts - tested - 1)
     held = tested + validated

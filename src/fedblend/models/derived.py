@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedblend import trees
 from fedblend.batch_statistics import is_statistic
 from fedblend.checks import COUNT, NOT_NEGATIVE, Instance, gate, words
 from fedblend.core import Loss, PyTree
@@ -103,7 +104,7 @@ def ensemble(
     def init(key):
         keys = jnp.stack([jax.random.fold_in(key, place) for place in range(number)])
         drawn = [model.init(key), *map(model.init, keys[1:])]
-        models = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+        models = trees.stack(drawn)
         other = model.init(keys[0])
 
         def apart(place, leaf, one):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import dump, rename_errors
 from fedblend.config.sweep import Point, join_points
@@ -83,8 +82,8 @@ def run_together(
 
 def _most_points(built: Built) -> int:
     """How many points one program may have, so that their models fit in memory."""
-    entries = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
-    each = entries * built.federated_data.clients * max(int(built.key.size), 1)
+    each = built.parameters * built.federated_data.clients
+    each *= max(int(built.key.size), 1)
     return max(MOST_ENTRIES // max(each, 1), 1)
 
 

@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from fedblend import trees
 from fedblend.config.build import Built, build, method
 from fedblend.config.config import Config, rename_errors
 from fedblend.config.tables import privacy
@@ -76,8 +74,7 @@ def alpha_builder(config: Config, built: Built) -> Callable[[Any], Algorithm]:
     """
     if config.algorithm.rate != "theory":
         return lambda alpha: rebuild(config, built, {"algorithm.alpha": alpha})
-    dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
-    whole = rates(set_alpha(config, 1.0), built.smoothness, dim)
+    whole = rates(set_alpha(config, 1.0), built.smoothness, built.parameters)
 
     def algorithm(alpha: Any) -> Algorithm:
         own = whole._replace(together=scale_step(whole.together, alpha))

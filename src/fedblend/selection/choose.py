@@ -19,8 +19,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
@@ -417,7 +415,7 @@ def deploy(found: Choice, spec: RunSpec) -> Run:
     """
     shared, alone = found.arms[-1], found.arms[0].run
     models = map(found.personal, range(found.federated_data.clients))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *_alike(list(models)))
+    stacked = trees.stack(_alike(list(models)))
     tested = [] if found.test is None else ["test"]
     own = dataclasses.replace(
         spec,

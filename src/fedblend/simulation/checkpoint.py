@@ -90,17 +90,11 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     version = str(words.get("fedblend", ""))
     if not version.isdecimal():
         raise _error(path, "not a fedblend checkpoint")
-    if int(version) > VERSION:
+    if int(version) != VERSION:
         raise _error(
             path,
-            f"version {version} is newer than this fedblend, "
-            f"which reads up to {VERSION}",
-        )
-    if int(version) < VERSION:
-        raise _error(
-            path,
-            f"version {version} is older than this fedblend, which "
-            f"reads only {VERSION}; begin the run again in another folder",
+            f"is of version {version}, and this fedblend reads {VERSION}; go on with "
+            "the fedblend that wrote it, or begin the run again in another folder",
         )
     try:
         return arrays, {

@@ -63,16 +63,6 @@ class CommunicationLog:
         self.down = np.zeros(clients, np.int64)
         self.joined = np.zeros(clients, bool)
 
-    @property
-    def total_up(self) -> int:
-        """What all clients have sent."""
-        return int(self.up.sum())
-
-    @property
-    def total_down(self) -> int:
-        """What all clients have received."""
-        return int(self.down.sum())
-
     def join(self, ids: np.ndarray) -> None:
         """Count the enrollment of those who have not joined yet."""
         new = np.unique(ids)

@@ -24,6 +24,7 @@ from fedblend.batches import everything
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Wire, shared_model
 from fedblend.data.federated import Shards
 from fedblend.metrics import Metric, RowByRow, evaluate
+from fedblend.simulation.devices import bytes_of
 from fedblend.simulation.rounds import Members, Settings, shard_of
 from fedblend.stats.gains import Measured
 
@@ -135,7 +136,7 @@ def evaluate_rows(
         return tuple({name: found[name][part] for name in found} for part in (0, 1))
 
     one_row = jax.eval_shape(say, jnp.zeros(1, int))
-    row_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in one_row.values())
+    row_bytes = bytes_of(one_row)
     room = max(MEASURE_BYTES // (row_bytes * replicas), 1)
     groups = min(-(-int(counts.sum()) // room), clients) or 1
     group = -(-clients // groups)
@@ -152,14 +153,14 @@ def evaluate_rows(
         )
         index = shifts + jnp.arange(pieces * size)
         said = jax.lax.map(say, index.reshape(pieces, size))
-        said = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), said)
+        said = trees.flat(said, 2)
         side_by_side = min(max(room // capacity, 1), group)
         each = (starts, counts, ends)
         return jax.lax.map(partial(finish, said), each, batch_size=side_by_side)
 
     grouped = jax.tree.map(lambda leaf: jnp.pad(leaf, gap).reshape(-1, group), places)
     found = jax.lax.map(several, grouped)
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:clients], found)
+    return trees.take(trees.flat(found, 2), slice(clients))
 
 
 def rows_at_once() -> int:

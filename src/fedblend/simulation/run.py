@@ -399,8 +399,8 @@ class Run(Results):
                     rounds=rounds,
                     seconds=seconds,
                     **Totals(*totals.tolist())._asdict(),
-                    bits_up=sent.total_up,
-                    bits_down=sent.total_down,
+                    bits_up=int(sent.up.sum()),
+                    bits_down=int(sent.down.sum()),
                     measures=spreads(measured, asked.counts, asked.metrics),
                 )
             )

@@ -163,11 +163,13 @@ def stop(
 
     fedblend federation stop runs/trial --server server.toml
     """
+    from fedblend.config.config import load
     from fedblend_federation.ops import experiments
     from fedblend_federation.server.checkpoint import read_progress
 
     experiments.stop(server_settings(settings), out)
-    round, rounds = read_progress(out / "server")
+    round, _ = read_progress(out / "server")
+    rounds = load(out / "config.toml").run.rounds
     typer.echo(f"stopped after round {round} of {rounds}; --resume goes on")
 
 

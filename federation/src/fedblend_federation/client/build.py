@@ -157,7 +157,7 @@ def prepare(
     rows = states.fingerprint(splits)
     if contract.schema is not None:
         fitted = raw_tables.preprocessing_in(contract.schema, terms)
-        splits = raw_tables.transform(fitted, splits)
+        splits = {name: split.preprocess(fitted) for name, split in splits.items()}
     rows_hidden = protect.rows if protect.rows.noise else None
     setup = client_setup(settings.client, contract, terms, splits, rows_hidden)
     measures = {name: bound_metric(one, bound) for name, one in setup.measures.items()}

@@ -15,18 +15,18 @@ one row, in ``row_steps``.
 """
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping
 from math import ceil, inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedblend.errors import RunError
 from fedblend.simulation.serialize import DAMAGE, WireError, write_atomically
 from fedblend.theory.privacy import gaussian_epsilon, row_epsilon
+from fedblend_federation.ops.audit import hash_json
 
 if TYPE_CHECKING:
     from fedblend_federation.policy.policy import Policy
@@ -241,7 +241,7 @@ class Ledger:
     def write(self, folder: Path) -> None:
         """Put it on disk, whole."""
         content = dataclasses.asdict(self)
-        data = {"ledger": content, "sha256": _hash(content)}
+        data = {"ledger": content, "sha256": hash_json(content)}
         write_atomically(folder / FILE, json.dumps(data).encode())
 
 
@@ -254,7 +254,7 @@ def read_ledger(folder: Path) -> Ledger:
     try:
         data = json.loads((folder / FILE).read_bytes())
         content = data["ledger"]
-        if data["sha256"] != _hash(content):
+        if data["sha256"] != hash_json(content):
             raise ValueError("sha256")
         accounts = {name: Account(**own) for name, own in content["accounts"].items()}
         return Ledger(**(content | {"accounts": accounts}))
@@ -300,7 +300,3 @@ def _bits(cohort: list[int]) -> int:
 
 def _day(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
-
-
-def _hash(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

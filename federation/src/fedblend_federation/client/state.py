@@ -35,6 +35,7 @@ from fedblend.simulation.serialize import (
     write_atomically,
 )
 from fedblend_federation.client.ledger import Account, Ledger
+from fedblend_federation.ops.audit import hash_json
 from fedblend_federation.policy.policy import Limits, Refusal, refusal_line
 
 MODEL = "personal.safetensors"
@@ -61,7 +62,7 @@ def write_terms(place: Path, terms: Mapping[str, Any], request: str = "") -> Non
     ``request`` is the digest of the message they came in, with the first parameters.
     """
     content = {"terms": dict(terms), "request": request}
-    content["sha256"] = _terms_hash(content)
+    content["sha256"] = hash_json(content)
     write_atomically(place / "terms.json", json.dumps(content).encode())
 
 
@@ -84,16 +85,12 @@ def _enrollment(place: Path) -> dict[str, Any]:
     data = (place / "terms.json").read_bytes()
     try:
         content = dict(json.loads(data.decode()))
-        whole = content.pop("sha256") == _terms_hash(content)
+        whole = content.pop("sha256") == hash_json(content)
     except DAMAGE:
         whole, content = False, {}
     if not whole:
         raise WireError("terms: the file is damaged on the disk of this node")
     return content
-
-
-def _terms_hash(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint(splits: Mapping[str, Shards]) -> str:

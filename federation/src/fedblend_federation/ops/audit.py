@@ -179,7 +179,7 @@ def _line(event: str, fields: dict[str, Any], previous: str) -> tuple[str, bytes
         "fields": fields,
         "previous": previous,
     }
-    digest = _hash(entry)
+    digest = hash_json(entry)
     line = json.dumps({**entry, "hash": digest}, allow_nan=False).encode() + b"\n"
     if len(line) > LONGEST:
         raise AuditError(
@@ -189,8 +189,9 @@ def _line(event: str, fields: dict[str, Any], previous: str) -> tuple[str, bytes
     return digest, line
 
 
-def _hash(entry: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+def hash_json(content: Any) -> str:
+    """A hash of plain values."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
@@ -199,7 +200,7 @@ def _parse(text: bytes) -> dict[str, Any] | None:
         entry = json.loads(text)
         found = entry.pop("hash")
         whole = set(entry) == {"time", "event", "fields", "previous"}
-        return {**entry, "hash": found} if whole and _hash(entry) == found else None
+        return {**entry, "hash": found} if whole and hash_json(entry) == found else None
     except DAMAGE:
         return None
 

@@ -42,6 +42,7 @@ from fedblend_federation.client.executor import Executor
 from fedblend_federation.client.ledger import read_ledger
 from fedblend_federation.contract import Contract
 from fedblend_federation.message import schema_hash
+from fedblend_federation.ops.audit import hash_json
 from fedblend_federation.ops.settings import ClientSettings, NodeData
 from fedblend_federation.policy import limits
 from fedblend_federation.policy.limits import parts_of
@@ -396,8 +397,7 @@ def counting_misfits(folder: Path, contract: Contract) -> Iterator[None]:
         DataError: the rows do not fit, or nobody looked whether they do.
     """
     wanted, ledger = agreement_of(contract)["rows"], read_ledger(folder)
-    text = json.dumps(wanted, sort_keys=True).encode()
-    digest = hashlib.sha256(text).hexdigest()[:16]
+    digest = hash_json(wanted)[:16]
     known, first = digest in ledger.misfits, read_agreement(folder)
     settled = first is not None and wanted.items() <= first["rows"].items()
     if len(ledger.misfits) >= MISFITS and not known and not settled:

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import floor, prod
 from typing import Any
 
-import jax
 import numpy as np
 
+from fedblend import trees
 from fedblend.config.config import Config
 from fedblend.config.table import Table
 from fedblend.config.tables.local_work import LocalWork, ScheduleTable
-from fedblend.core import PyTree
 from fedblend.data.preprocess.preprocessing import BINS
 from fedblend.local import MOST_ORDERED
+from fedblend.simulation.devices import bytes_of
 from fedblend_federation.contract import Contract
 from fedblend_federation.policy.policy import Accept, Limits, Policy, refusal_line
 
@@ -62,7 +62,7 @@ def _sizes(limits: Limits, contract: Contract) -> Iterator[tuple[int, str, int]]
     yield LAYERS, "model.layers", getattr(model, "layers", 0)
     for where, value in (*dict(model).items(), ("shape", contract.nodes.shape)):
         yield LAYERS, where, len(value) if isinstance(value, list) else 0
-    yield limits.parameters, "parameters of the base", _entries(contract.base)
+    yield limits.parameters, "parameters of the base", trees.size(contract.base)
     yield limits.parameters, "parameters of the model", parameters(contract)
 
 
@@ -191,11 +191,7 @@ def too_small_for(policy: Policy, contract: Contract, rows: int) -> str | None:
 
 def parameters(contract: Contract) -> int:
     """The number of parameters of the model, those of a frozen base among them."""
-    return _entries(contract.params) + _entries(contract.base)
-
-
-def _entries(tree: PyTree) -> int:
-    return sum(prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+    return trees.size((contract.params, contract.base))
 
 
 def operations(contract: Contract, capacity: int) -> float:
@@ -223,15 +219,12 @@ def parts_of(config: Config) -> dict[str, float]:
 
 def _memory(contract: Contract, capacities: list[int], clients: int) -> float:
     """Bytes, at least: padded rows and a copy, parameters, the order of epochs."""
-    row = sum(
-        prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(contract.row)
-    )
     epochs = [_largest(work.epochs) for _, work in _works(contract.config)]
     orders = min(max(epochs) * max(capacities), MOST_ORDERED)
     width = np.dtype(contract.config.run.precision).itemsize
-    copies = float(width * (COPIES * _entries(contract.params)))
-    copies += float(width * _entries(contract.base))  # which nobody changes
-    rows = 2.0 * row * sum(capacities) * clients
+    copies = float(width * COPIES * trees.size(contract.params))
+    copies += float(width * trees.size(contract.base))  # which nobody changes
+    rows = 2.0 * bytes_of(contract.row) * sum(capacities) * clients
     return rows + copies + 4.0 * orders
 
 

@@ -151,8 +151,8 @@ class Summand:
         sent = jax.tree.leaves(up)
         floats = all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in sent)
         whole = trees.size(self.decoded)
-        self.as_sent = floats and sum(leaf.size for leaf in sent) < whole
-        self.size = sum(leaf.size for leaf in sent) if self.as_sent else whole
+        self.as_sent = floats and trees.size(sent) < whole
+        self.size = trees.size(sent) if self.as_sent else whole
 
     def _decode(self, up: PyTree, down: PyTree) -> PyTree:
         """The decoded answer, which does not depend on who sent it; see ``refusal``."""

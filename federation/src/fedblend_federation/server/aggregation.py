@@ -75,7 +75,7 @@ class Aggregator:
         total = self._total(sums.all)
         if self._middle is None or not jax.tree.leaves(joins):
             return total
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *joins)
+        stacked = trees.stack(joins)
         return jax.jit(partial(aggregators.replace_mean, middle=self._middle))(
             total, stacked
         )
@@ -112,7 +112,7 @@ class Aggregator:
             missing = self._rules.cohort - len(decoded)
             decoded += [trees.zeros_like(decoded[0])] * missing
             mask = jnp.arange(len(decoded)) < len(ups)
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
+            stacked = trees.stack(decoded), mask
         return Total(self._total(sums.all), stacked)
 
     def total_of(
@@ -158,7 +158,7 @@ class _Groups:
 
 def _total(sums: Sequence[RunningSum]) -> RunningSum:
     """The sum of groups, added by the tree of the simulator."""
-    return aggregators.tree_sum(jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums))
+    return aggregators.tree_sum(trees.stack(sums))
 
 
 def _add(running_sum: RunningSum, tree: PyTree, weight) -> RunningSum:
@@ -208,7 +208,7 @@ def _server_step(
 
 def _inspect_join(join: PyTree, request: PyTree) -> tuple[jax.Array, ...]:
     """Whether all numbers are finite, and the norm of the join."""
-    return trees.is_finite((join, request)), _norm(join)
+    return trees.is_finite((join, request)), trees.norm(join)
 
 
 def _inspect_update(
@@ -220,11 +220,7 @@ def _inspect_update(
     """
     decoded = algorithm.wire.decode(up, sender)
     finite = trees.is_finite((up, request, decoded))
-    return finite, _norm(decoded.delta), _norm(decoded.extra)
-
-
-def _norm(tree: PyTree) -> jax.Array:
-    return jnp.sqrt(trees.sum_squares(tree))
+    return finite, trees.norm(decoded.delta), trees.norm(decoded.extra)
 
 
 def _check(

@@ -7,6 +7,7 @@ checkpoint, its audit and the name of the experiment in it: all that a server wh
 killed needs to go on.
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def run_server(
     path: Path,
     transport: Transport,
     *,
+    on_step: Callable[[int, int], None] = lambda round, rounds: None,
     poll: float = 0.2,
 ) -> dict[str, Any]:
     """Run the experiment of a folder to its end, from wherever it is.
@@ -68,6 +70,7 @@ def run_server(
     Args:
         path: a folder with config.toml.
         transport: how messages travel.
+        on_step: called with the round after every step.
         poll: seconds between two calls of ``transport.receive``.
 
     Returns:
@@ -83,7 +86,7 @@ def run_server(
     checkpoint = ServerCheckpoint(path / "server")
     try:
         with precision(contract.config.run.precision):
-            return _run(folder, contract, checkpoint, transport, poll)
+            return _run(folder, contract, checkpoint, transport, on_step, poll)
     except Stopped:
         raise RunError(STOP_TEXT.format(path)) from None
     except BelowQuorum as error:
@@ -119,6 +122,7 @@ def _run(
     contract: Contract,
     checkpoint: ServerCheckpoint,
     transport: Transport,
+    on_step: Callable[[int, int], None],
     poll: float,
 ) -> dict[str, Any]:
     note, place = Audit(folder.path / "audit.jsonl").note, folder.path / "server"
@@ -192,7 +196,12 @@ def _run(
         )
         checkpoint.save(server, about)
         again.unlink()
-    write_progress(place, server.round, server.rounds)
+
+    def report() -> None:
+        write_progress(place, server.round, server.rounds)
+        on_step(server.round, server.rounds)
+
+    report()
     while not server.done:
         before = server.round, len(server.records)
         try:
@@ -205,7 +214,7 @@ def _run(
         if len(server.records) > before[1]:
             run_folder.write_metrics(folder, server, [contract.seed])
         if server.round > before[0]:
-            write_progress(place, server.round, server.rounds)
+            report()
     summary = _results(folder, contract, server, known.repeated)
     server.stop(over=True)
     note("finished", round=server.round)

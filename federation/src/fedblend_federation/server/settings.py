@@ -7,10 +7,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend import trees
 from fedblend.config.config import Config
 from fedblend.config.tables.federation import Federation
 from fedblend.core import Algorithm, Key, PyTree, Shard
@@ -183,16 +183,12 @@ def rowless_engine(
         dropout=0.0,
         reduction=reduction,
     )
-    rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((capacity, *leaf.shape), leaf.dtype),
-        setup.row,
-    )
     engine = Engine(
         settings,
         key=setup.key,
         over=None,
         initial=Initial(setup.params, setup.key, each=False),
-        examples={"train": rows},
+        examples={"train": trees.shapes(setup.row, capacity)},
         central=setup.central,
         own_rows=False,
         replicas=None,

@@ -119,7 +119,7 @@ class HostRows:
         window = window.reshape(starts.shape)
         lengths = np.zeros(len(at), np.int64)
         np.maximum.at(lengths, window, counts)
-        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        begins = np.cumsum(lengths) - lengths
 
         def some(leaf: Any) -> np.ndarray:
             rows = np.zeros((room, *leaf.shape[1:]), _dtype(leaf))
