@@ -52,13 +52,13 @@ def require_known(known: Smoothness | None, where: str) -> Smoothness:
 def require_assumptions(config: "Config", clients: int | None = None) -> None:
     """Refuse what the theorems are not about; ``clients`` once they are known."""
     options: Any = config.algorithm
-    run = config.run
+    run, server = config.run, getattr(options, "server", None)
     cohort = None if run.cohort == clients else run.cohort
     for key, value, allowed in (
         ("algorithm.batch_size", options.batch_size, ("all",)),
         ("algorithm.optimizer", options.optimizer, (None,)),
         ("algorithm.schedule", options.schedule, (None,)),
-        ("algorithm.server", _other_server(options), (None,)),
+        ("algorithm.server", None if _accelerates(options) else server, (None,)),
         ("algorithm.mix", getattr(options, "mix", "parameters"), ("parameters",)),
         ("run.cohort", cohort if clients else None, (None,)),
         ("populations", config.populations, (None,)),
@@ -76,11 +76,6 @@ def _accelerates(options: Any) -> bool:
     """Whether the server has theory's momentum, and no other rate than one."""
     server: Any = getattr(options, "server", None)
     return getattr(server, "takes_theory", False) and server.rate == 1
-
-
-def _other_server(options: Any) -> Any:
-    """An optimizer of the server that theory does not know."""
-    return None if _accelerates(options) else getattr(options, "server", None)
 
 
 def solver(

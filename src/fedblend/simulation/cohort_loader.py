@@ -114,7 +114,8 @@ class CohortLoader:
 
     def reopen(self, kind: str) -> None:
         """Use this kind of store, if the kind was left open and it is another."""
-        if self._storage.states == "auto" and self.store.kind != kind:
+        known = kind in ("device", "host", "disk")
+        if known and self._storage.states == "auto" and self.store.kind != kind:
             self.store = self._open(kind)
 
     def _open(self, kind: str) -> DeviceStore | HostStore:

@@ -105,7 +105,7 @@ def evaluate_rows(
     """The metrics of one model on the rows of each client, and by rows.
 
     What ``evaluate`` finds for each of them; but the model goes over the rows of many
-    clients in batches of ``rows_at_once``, without the padding of small clients.
+    clients in batches of so many at once, without the padding of small clients.
 
     Args:
         metrics: what to measure, each of them ``RowByRow``.
@@ -142,7 +142,7 @@ def evaluate_rows(
     group = -(-clients // groups)
     gap = (0, -clients % group)
     total = max(int(np.pad(counts, gap).reshape(-1, group).sum(axis=1).max()), 1)
-    pieces = -(-total // rows_at_once())
+    pieces = -(-total // (CPU_ROWS if jax.default_backend() == "cpu" else ROWS))
     size = -(-total // pieces)
 
     def several(of_group):
@@ -161,11 +161,6 @@ def evaluate_rows(
     grouped = jax.tree.map(lambda leaf: jnp.pad(leaf, gap).reshape(-1, group), places)
     found = jax.lax.map(several, grouped)
     return trees.take(trees.flat(found, 2), slice(clients))
-
-
-def rows_at_once() -> int:
-    """How many rows a model should go over at once."""
-    return CPU_ROWS if jax.default_backend() == "cpu" else ROWS
 
 
 @dataclasses.dataclass(frozen=True)

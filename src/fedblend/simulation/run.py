@@ -273,8 +273,7 @@ class Run(Results):
 
     def use_store(self, kind: Any) -> None:
         """Before the run begins: have this kind of store, if that was left open."""
-        if kind in ("device", "host", "disk"):
-            self._clients.reopen(kind)
+        self._clients.reopen(kind)
 
     def share_programs(self, other: "Run") -> None:
         """Use the programs of a run with the same arguments but other keys or ``over``.

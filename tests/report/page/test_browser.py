@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from fedblend.report.page import write_page
+from fedblend.report.page.content import page_content
+from fedblend.report.page.document import document
 from synthetic_run import write_run
 
 HOSTILE = "</script><img src=x onerror=document.title='taken'>"
@@ -242,7 +244,9 @@ def test_runs_stand_side_by_side_and_alpha_is_swept(browser: Any, tmp_path: Path
         write_run(tmp_path / f"alpha-{alpha}", alpha=alpha, name=f"alpha-{alpha}").path
         for alpha in (0.1, 0.4, 0.7)
     ]
-    file = write_page(folders, tmp_path / "all.html", verdict=["Deploy <b>this</b>."])
+    content = page_content(folders) | {"verdict": ["Deploy <b>this</b>."]}
+    file = tmp_path / "all.html"
+    file.write_text(document(content))
     with opened(browser, file) as page:
         names = page.eval_on_selector_all(
             "#compare tbody tr", "rows => rows.map(row => row.cells[0].innerText)"

@@ -184,7 +184,11 @@ def protect_setup(setup: ClientSetup, protect: Protect) -> ClientSetup:
         setup = setup._replace(protection=f"rows {protect.rows} ")
     if protect.clip is None:
         return setup
-    clipped = local_dp(setup.algorithm, protect.clip, _refuse_algorithm)
+    clipped = local_dp(
+        setup.algorithm,
+        protect.clip,
+        lambda reason: Refusal(f"policy protect.clip: {reason}"),
+    )
     setup = setup._replace(
         algorithm=clipped, protection=f"{setup.protection}clip {protect.clip}"
     )
@@ -195,11 +199,6 @@ def protect_setup(setup: ClientSetup, protect: Protect) -> ClientSetup:
         squared=(2 / protect.noise) ** 2,
         protection="noise",
     )
-
-
-def _refuse_algorithm(reason: str) -> Refusal:
-    """The refusal of an algorithm that the policy's clipping does not cover."""
-    return Refusal(f"policy protect.clip: {reason}")
 
 
 EXPERIMENTS = 4

@@ -232,9 +232,9 @@ class Ledger:
             f"measurements: {shown if self.unprotected_measures else of_rows}",
             *(
                 f"{name}: {own.answers} answers, {own.measures} measurements, "
-                f"{own.seconds:.0f} s, newest {_day(own.seen)}"
-                + (", over" if own.over else "")
+                f"{own.seconds:.0f} s, newest {day}" + (", over" if own.over else "")
                 for name, own in self.accounts.items()
+                for day in [time.strftime("%Y-%m-%d %H:%M", time.gmtime(own.seen))]
             ),
         ]
 
@@ -296,7 +296,3 @@ def _sum_squares(
 
 def _bits(cohort: list[int]) -> int:
     return sum(1 << client for client in cohort)
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))

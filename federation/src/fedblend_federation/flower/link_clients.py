@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import httpx
 from flwr.app import Error, Message, RecordDict
@@ -39,6 +39,8 @@ UNAVAILABLE = (429, 502, 503, 504)
 """Codes of HTTP with which a proxy says that a call should be tried again."""
 REFUSED = 1
 """Flower's code of an error that has no other."""
+Delivery = tuple[Message, private.Tree]
+"""A message that the link has handed out; its content is still there."""
 
 Result = TypeVar("Result")
 
@@ -57,13 +59,6 @@ class Gone(Exception):
 
 class Failed(Exception):
     """The link answered a call with another error, and which."""
-
-
-class Delivery(NamedTuple):
-    """A message that the link has handed out; its content is still there."""
-
-    message: Message
-    tree: private.Tree
 
 
 class FleetClient:
@@ -115,8 +110,7 @@ class FleetClient:
 
     def pull(self) -> Delivery | None:
         """Take the next message, if there is one."""
-        found = self._call(self._fleet.pull)
-        return None if found is None else Delivery(*found)
+        return self._call(self._fleet.pull)
 
     def read(self, delivery: Delivery, max_bytes: int | None) -> bytes:
         """The bytes of a message of ours; refused as soon as they are too many.
@@ -167,7 +161,7 @@ class FleetClient:
             seconds: that the reply took.
         """
         content = Error(REFUSED, data) if isinstance(data, str) else make_record(data)
-        reply = Message(content, reply_to=delivery.message)
+        reply = Message(content, reply_to=delivery[0])
         parts = private.take_apart(reply)
         pushed = self._call(lambda: self._fleet.push(parts, seconds))
         # The server, which is ours, does not ask for the others.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedblend.config.tables.data import splits_of
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.readers.tables import FILES, input_columns
+from fedblend.data.readers.tables import FILES, read_table
 from fedblend.errors import ConfigError
 from fedblend.simulation.serialize import DAMAGE, WireError, write_atomically
 from fedblend.trees import precision
@@ -352,7 +352,7 @@ def check_rows(
     if known == "file":
         if data.file.suffix not in FILES:
             return
-        known = input_columns(data.file, (data.target, data.client))
+        known = read_table(data.file).others((data.target, data.client))
     columns = tuple(one.name for one in contract.nodes.raw or ()) or task.columns
     if sorted(columns) != sorted(known):
         shown = ", ".join(columns)

@@ -57,7 +57,6 @@ from fedblend_federation.secure.state import (
 from fedblend_federation.server.aggregation import Total, reasons
 from fedblend_federation.server.collection import (
     Collected,
-    PlainCollector,
     Requests,
     all_must_join,
     too_few,
@@ -407,14 +406,6 @@ def _array(
     if array is None or array.shape != shape or array.dtype != dtype:
         raise Rejected(f"its {name} are not {np.dtype(dtype)}{list(shape)}")
     return array
-
-
-def collector_of(
-    server: "Coordinator", sizes: Sizes
-) -> "PlainCollector | SecureCollector":
-    """How a server collects sums, as it was set up."""
-    secure = server.setup.secure is not None
-    return SecureCollector(server, sizes) if secure else PlainCollector(server, sizes)
 
 
 class SecureCollector:

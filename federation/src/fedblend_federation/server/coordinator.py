@@ -13,7 +13,7 @@ state.
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,10 @@ from fedblend.simulation.sampling import cohorts, secret_cohorts
 from fedblend.stats.gains import Evidence, Measured
 from fedblend_federation.contract import deployment
 from fedblend_federation.message import ENROLLED, UNKNOWN, Message, payload_of
-from fedblend_federation.secure.server import collector_of
+from fedblend_federation.secure.server import SecureCollector
 from fedblend_federation.server import aggregation
 from fedblend_federation.server.aggregation import Aggregator
-from fedblend_federation.server.collection import AuditedExchange
+from fedblend_federation.server.collection import AuditedExchange, PlainCollector
 from fedblend_federation.server.membership import Membership
 from fedblend_federation.server.settings import (
     BelowQuorum,
@@ -84,7 +84,8 @@ class Coordinator(Results):
         self.request = jax.eval_shape(self.algorithm.wire.ask, self.shapes.state, shard)
         self.aggregator = Aggregator(self.engine, self.shapes, rules)
         sizes = sizes_of(self.shapes)
-        self.collector = collector_of(cast(Any, self), sizes)
+        collector = PlainCollector if setup.secure is None else SecureCollector
+        self.collector = collector(self, sizes)
         self.ledger = CommunicationLog(self.clients, self.collector.sizes)
         self._tell = jax.jit(self.algorithm.wire.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))

@@ -136,7 +136,6 @@ def _read_pandas(frame: Any) -> RawTable:
 def _read_file(path: Path) -> RawTable:
     if not path.exists():
         raise MissingDataError(f"{path}: no such file")
-    require("pyarrow", path.suffix[1:])
     pyarrow = require("pyarrow.lib", path.suffix[1:])
     notes: tuple[str, ...] = ()
     try:
@@ -304,23 +303,18 @@ def drop_columns(
     return table._replace(columns=kept)
 
 
-def input_columns(path: Path, known: Sequence[str | None]) -> list[str]:
-    """The columns of a file that are inputs by default: all but these."""
-    return read_table(path).others(known)
-
-
 def complete_numbers(columns: Columns) -> bool:
     """Whether all columns hold numbers, or texts of numbers, and none is missing."""
     return all(
         (raw.dtype.kind in "biu")
         or (raw.dtype.kind == "f" and not np.isnan(raw).any())
-        or (raw.dtype.kind == "O" and _texts_of_numbers(raw))
+        or (
+            raw.dtype.kind == "O"
+            and _first_other(raw) is None
+            and not np.isnan(raw.astype(np.float64)).any()
+        )
         for raw in columns.values()
     )
-
-
-def _texts_of_numbers(raw: np.ndarray) -> bool:
-    return _first_other(raw) is None and not np.isnan(raw.astype(np.float64)).any()
 
 
 def stack_numbers(columns: Columns, where: str) -> np.ndarray:

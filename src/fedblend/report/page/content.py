@@ -36,14 +36,9 @@ MOST_TESTS = 300_000
 """Clients times pairs of runs that are tested while a page is made."""
 
 
-def page_content(paths: Sequence[Path], verdict: Sequence[str] = ()) -> Plain:
-    """The content of a page about runs.
-
-    Args:
-        paths: folders of runs.
-        verdict: sentences to show on top instead of those from the summaries.
-    """
-    auto = read_auto(paths[0]) if len(paths) == 1 and not verdict else None
+def page_content(paths: Sequence[Path]) -> Plain:
+    """The content of a page about runs, which are in these folders."""
+    auto = read_auto(paths[0]) if len(paths) == 1 else None
     if auto is not None:
         return auto_content(auto)
     runs = [read_run(path) for path in run_folders(paths)]
@@ -68,7 +63,7 @@ def page_content(paths: Sequence[Path], verdict: Sequence[str] = ()) -> Plain:
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "tone": tone,
-        "verdict": list(verdict) or lines,
+        "verdict": lines,
         "status": STATUS,
         "differences": pairs,
         "untested": untested,

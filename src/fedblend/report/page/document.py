@@ -38,7 +38,6 @@ def write_page(
     folders: Sequence[Path],
     out: Path,
     *,
-    verdict: Sequence[str] = (),
     client: str | None = None,
 ) -> Path:
     """Write the report of runs as one HTML file.
@@ -46,9 +45,8 @@ def write_page(
     Args:
         folders: run folders; one that holds ``runs`` stands for those in it.
         out: the file to write.
-        verdict: sentences to show on top instead of those from the summaries.
         client: write the page for this client, by id or name, about itself: it holds
-            nothing of other clients, and not ``verdict``, which may name them.
+            nothing of other clients.
 
     Returns:
         ``out``.
@@ -57,7 +55,7 @@ def write_page(
         RunError: a folder holds no run, or a damaged one, or there is no such client.
     """
     if client is None:
-        content = page_content(folders, verdict)
+        content = page_content(folders)
     elif len(folders) == 1:
         content = client_content(folders[0], client)
     else:
