@@ -38,7 +38,6 @@ from fedblend_federation.message import ENROLLED, Message
 from fedblend_federation.ops.audit import verify
 from fedblend_federation.ops.local_cluster import POLICY
 from fedblend_federation.policy import admit
-from fedblend_federation.policy import policy as policies
 
 WHOLE = {"name": "fedavg", "rate": 1e-3, "steps": 1, "batch_size": "all"}
 FEW = {"name": "fedavg", "rate": 1.0, "steps": 1, "batch_size": 1}
@@ -348,7 +347,7 @@ def _age_of_oldest(server: Attacker, steep: float) -> float:
 
 
 def test_measurements_are_counted_over_experiments_and_restarts(tmp_path, monkeypatch):
-    monkeypatch.setattr(policies, "MEASURES", 3)
+    monkeypatch.setattr("fedblend_federation.client.ledger.MEASURES", 3)
     policy = "[metrics]\ntotal = 5\n"
     settings = write_node(tmp_path / "node", policy=policy)
     attacker = Attacker(settings)

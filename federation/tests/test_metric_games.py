@@ -16,8 +16,6 @@ import pytest
 from malicious import COLUMNS, Attacker, config, make_rows, write_node
 from scipy.stats import binomtest, norm
 
-from fedblend_federation.policy import policy as policies
-
 LARGEST, ALLOWED, NOISE, BOUND = 3e38, 5.0, 4.0, 10.0
 PLAYS = 200
 """In each of both worlds."""
@@ -25,7 +23,7 @@ PLAYS = 200
 
 @pytest.fixture(autouse=True)
 def many_measurements(monkeypatch):
-    monkeypatch.setattr(policies, "MEASURES", 1000)
+    monkeypatch.setattr("fedblend_federation.client.ledger.MEASURES", 1000)
 
 
 def world(home, game: dict[str, Any], odd: float | None) -> Attacker:

@@ -135,7 +135,7 @@ def test_noise_on_measures_is_counted_and_sent_again_as_it_was(tmp_path):
 
 
 def test_experiments_are_counted_for_good(tmp_path, monkeypatch):
-    monkeypatch.setattr(policies, "EXPERIMENTS", 2)
+    monkeypatch.setattr("fedblend_federation.client.ledger.EXPERIMENTS", 2)
     attacker = Attacker(write_node(tmp_path / "node"))
     for _ in range(2):
         attacker.begin(config(**ROUNDS))
