@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.config.tables.adapt import Adapt, hash_file
-from fedblend.config.tables.model import loss_name, model_of
+from fedblend.config.tables.model import model_of
 from fedblend.core import PyTree
 from fedblend.errors import ConfigError, RunError, SettingError
 from fedblend.mixing import Blend, sum_of_changes
@@ -156,7 +156,7 @@ def _whole(portable: Portable, adapter: PyTree, how: Lora) -> PyTree:
     config, task = portable.config, portable.task
     with precision(config.run.precision):
         plain = config.model_copy(update={"adapt": None})
-        model = model_of(plain, task, loss_name(config, task))
+        model = model_of(plain, task)
         kind = "int32" if portable.takes_numbers else config.run.precision
         rows = jax.ShapeDtypeStruct((2, *task.shape), kind)
         return add_frozen(model, adapter, how=how, inputs=rows)

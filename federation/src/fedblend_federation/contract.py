@@ -120,7 +120,7 @@ class Contract:
     @cached_property
     def model(self) -> "Model":
         """The model."""
-        return model_of(self.config, self.task, self.loss)
+        return model_of(self.config, self.task)
 
     @cached_property
     def params(self) -> PyTree:
@@ -147,7 +147,7 @@ class Contract:
         if self.config.adapt is None:
             return ()
         whole = self.config.model_copy(update={"adapt": None})
-        model = model_of(whole, self.task, self.loss)
+        model = model_of(whole, self.task)
         return jax.eval_shape(model.init, jax.random.key(0))
 
     @cached_property

@@ -172,7 +172,7 @@ def build(config: Config, whole: Dataset | None = None) -> Built:
     known: list[Smoothness | None] = [None]
     if asks_for_constants(config):
         known = [smoothness(config.model, name, one) for one in federations]
-    shapes = jax.eval_shape(model_of(config, task, name).init, jax.random.key(0))
+    shapes = jax.eval_shape(model_of(config, task).init, jax.random.key(0))
     dim, by_split = trees.size(shapes), None
     if config.algorithm.steps == "theory":
         config = choose_steps(config, known[0], dim)
@@ -247,10 +247,9 @@ def method(
         values: in place of those of the configuration, by key, such as
             "algorithm.alpha"; they may be traced.
     """
-    name = loss_name(config, task)
-    model = model_of(config, task, name)
+    model = model_of(config, task)
     config = name_parts(config, model, task)
-    plain, loss = losses_of(config, name, model.apply, task)
+    plain, loss = losses_of(config, model.apply, task)
     params = jax.eval_shape(model.init, jax.random.key(0))
     check_sizes(config, clients, trees.size(params))
     options = own = config.algorithm

@@ -310,19 +310,17 @@ def _ahead(
     return f"{text}."
 
 
-def client_sentences(clients: ClientColumns, place: int) -> tuple[str, list[str]]:
-    """The verdict for one client about itself."""
-    state = STATUS[int(clients.status[place])]
+def client_sentences(clients: ClientColumns) -> tuple[str, list[str]]:
+    """The verdict for a client about itself; there is no other in the columns."""
+    state = STATUS[int(clients.status[0])]
     other, metric = clients.reference, clients.metric
     if other is None or metric is None or state == "unknown":
         return "open", ["There is nothing to compare your model with."]
     if state == "not finite":
         return "bad", ["Your personal model is broken: its numbers are not finite."]
     rival = measures.OTHERS[other]
-    gain = float(clients.gains[other][place])
-    low, high = (
-        float(clients.gains[f"{other}_{end}"][place]) for end in ("low", "high")
-    )
+    gain = float(clients.gains[other][0])
+    low, high = (float(clients.gains[f"{other}_{end}"][0]) for end in ("low", "high"))
     size = points(abs(gain), metric)
     word = "better" if gain >= 0 else "worse"
     numbers = f"Your personal model is {size} {word} than {rival}."

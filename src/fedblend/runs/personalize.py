@@ -294,15 +294,14 @@ def personalize_from(
     path, fitted = saved.model_file(chosen), saved.preprocessing(chosen)
     rows = _data(Path(data), config, task, fitted, target, client, test, chosen)
     with precision(config.run.precision):
-        name = loss_name(config, task)
-        model = model_of(config, task, name)
+        model = model_of(config, task)
         config = name_parts(config, model, task)
-        plain, loss = losses_of(config, name, model.apply, task)
+        plain, loss = losses_of(config, model.apply, task)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         shared, about = run_folder.read_model(path, shapes)
         found = new_clients(
             config,
-            (name, loss),
+            (loss_name(config, task), loss),
             rows,
             shared,
             jax.random.key(chosen),

@@ -180,7 +180,7 @@ def keys(settings: NodePath = Path("node.toml")) -> None:
     public, made = credentials.make_keys(settings)
     names = ", ".join(path.name for path in made) or "no key; all were there"
     typer.echo(f"made {names}; hand over {settings.parent / credentials.PUBLIC}")
-    typer.echo(str(credentials.print_of("this node", public)))
+    typer.echo(str(credentials.own_print(public)))
     known = load_as(NodeSettings, settings)
     if known.roster is not None and known.roster.exists():
         for own in known.client_settings().values():

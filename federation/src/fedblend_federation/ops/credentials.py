@@ -308,10 +308,10 @@ def prints_of_roster(roster: Roster) -> list[Print]:
     ]
 
 
-def print_of(name: str, public: PublicKeys) -> Print:
-    """That of a node with these keys."""
+def own_print(public: PublicKeys) -> Print:
+    """That of this node, which has these keys."""
     clients = sorted(public.clients, key=lambda one: one.client)
-    return Print(name, _secure_print(clients), _ssh_print(public.node))
+    return Print("this node", _secure_print(clients), _ssh_print(public.node))
 
 
 def _ssh_print(key: str) -> str:

@@ -214,11 +214,7 @@ def _compress_up(
         use = transforms.common_mask if one else transforms.compressed
         return use(algorithm, made)
     if table.how == "ef21":
-        if made.delta is None or not np.min(made.delta(dim)) > 0:
-            raise ConfigError(
-                f"compress.how: ef21 needs a compressor that contracts, and "
-                f"{made.name} does not for {dim} parameters"
-            )
+        contraction("compressor", made, dim)
         return transforms.ef21(algorithm, made)
     rate = np.asarray(table.rate) if isinstance(table.rate, list) else table.rate
     assert made.omega is not None  # the table takes unbiased ones only

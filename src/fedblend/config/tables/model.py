@@ -183,14 +183,12 @@ def loss_name(config: "Config", task: Task) -> str:
     return config.model.loss or (info and info.loss) or USUAL_LOSSES[task.kind]
 
 
-def losses_of(
-    config: "Config", name: str, apply: Apply, task: Task
-) -> tuple[Loss, Loss]:
-    """The loss of that name as it is measured, and as it is trained on.
+def losses_of(config: "Config", apply: Apply, task: Task) -> tuple[Loss, Loss]:
+    """The loss as it is measured, and as it is trained on.
 
     The latter has the l2 term, and is in the unit of the task.
     """
-    plain, unit = getattr(losses, name)(apply), task.loss_unit
+    plain, unit = getattr(losses, loss_name(config, task))(apply), task.loss_unit
 
     @wraps(plain)
     def scaled(params, rows, **more):
@@ -206,13 +204,14 @@ def some_inputs(task: Task, precision: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((2, *task.shape), kind)
 
 
-def model_of(config: "Config", task: Task, loss: str) -> models.Model:
-    """The model of a configuration, for the task; ``loss`` is the name of its loss.
+def model_of(config: "Config", task: Task) -> models.Model:
+    """The model of a configuration, for the task.
 
     It has the unit of the task, adapters, and the form that the algorithm asks for,
     such as an ensemble of several.
     """
     choice, precision = config.model, config.run.precision
+    loss = loss_name(config, task)
     _check_task(choice, task, loss)
     outputs = 2 if task.kind == "binary" and loss == "cross_entropy" else task.outputs
     if isinstance(choice, ImportedModel):

@@ -141,7 +141,7 @@ def client_content(path: Path, client: str) -> Plain:
     own = take_clients(run.clients, np.array([place]))
     client_id = str(own.ids[0])
     with refuse_damage(run):
-        tone, lines = words.client_sentences(own, 0)
+        tone, lines = words.client_sentences(own)
     about = describe_run(run, str(run.config.get("name", "")))
     return {
         "title": own.names[0] if own.names[0] != client_id else f"Client {client_id}",

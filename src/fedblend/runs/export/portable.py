@@ -59,7 +59,7 @@ class Portable:
     def model(self) -> Model:
         """The model: ``init`` and ``apply``, in the precision of the run."""
         with precision(self.config.run.precision):
-            return model_of(self.config, self.task, loss_name(self.config, self.task))
+            return model_of(self.config, self.task)
 
     @property
     def apply(self) -> Apply:
