@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _REPEATED = ("experiment", "round", "digest")
 """Fields that a reply has in common with its request."""
+Requests = Mapping[int, tuple[Message, PyTree]]
+"""Head and payload of each client's request."""
 Address = int
 """The transport's name of a node; it may change when the node restarts."""
 
@@ -104,7 +106,7 @@ class Rejected(ValueError):
 
 def exchange(
     peers: "Membership",
-    requests: Mapping[int, tuple[Message, PyTree]],
+    requests: Requests,
     accept: Callable[[Message], Any],
     timeouts: Timeouts,
     *,
@@ -185,7 +187,7 @@ def exchange(
 def _sort(
     data: bytes,
     sender: int | None,
-    requests: Mapping[int, tuple[Message, PyTree]],
+    requests: Requests,
     replies: Replies,
     accept: Callable[[Message], Any],
     max_bytes: int | None,

@@ -57,12 +57,11 @@ from fedblend_federation.secure.state import (
 from fedblend_federation.server.aggregation import Total, reasons
 from fedblend_federation.server.collection import (
     Collected,
-    Requests,
     all_must_join,
     too_few,
 )
 from fedblend_federation.server.settings import BelowQuorum
-from fedblend_federation.transport import Rejected, Replies
+from fedblend_federation.transport import Rejected, Replies, Requests
 
 if TYPE_CHECKING:
     from fedblend_federation.server.coordinator import Coordinator
@@ -91,7 +90,7 @@ class SecureSum:
         self,
         summing: "SecureCollector",
         what: str,
-        requests: Mapping[int, tuple[Message, PyTree]],
+        requests: Requests,
     ):
         self.summing, self.what = summing, what
         self.round = next(iter(requests.values()))[0].round
@@ -143,7 +142,7 @@ class SecureSum:
         members, answered = progress.members, progress.answered
         return Summed(total, members, answered, _outcome(members, answered, lost))
 
-    def _begin(self, requests: Mapping[int, tuple[Message, PyTree]]) -> None:
+    def _begin(self, requests: Requests) -> None:
         """Go on with an attempt, or begin one, whose members have these requests."""
         self.requests = requests
         self.progress = self._load_progress(sorted(requests))
@@ -318,7 +317,7 @@ class SecureSum:
 
     def _exchange(
         self,
-        heads: Mapping[int, tuple[Message, PyTree]],
+        heads: Requests,
         accept: Callable[[Message], Any],
         least: int,
     ) -> Replies:

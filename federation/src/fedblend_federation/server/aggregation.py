@@ -23,7 +23,7 @@ from fedblend.simulation.rounds import Settings, Shapes
 from fedblend.stats.gains import Measured
 from fedblend_federation.message import Message
 from fedblend_federation.server.settings import RoundRules
-from fedblend_federation.transport import Rejected, Replies
+from fedblend_federation.transport import Rejected, Replies, Requests
 
 MODELS = ("personal", "shared", "local")
 """The models that clients measure."""
@@ -305,7 +305,7 @@ def enter_round(
     shapes: Shapes,
     members: np.ndarray,
     replies: Replies,
-    requests: Mapping[int, tuple[Message, PyTree]],
+    requests: Requests,
 ) -> Totals:
     """Count the bits of a round, and what became of the members of its cohort."""
     ids, codes = members.tolist(), {"accepted": RECEIVED, "rejected": REJECTED}

@@ -20,7 +20,7 @@ from fedblend.simulation.communication import Sizes
 from fedblend_federation.message import UNKNOWN, Message, one_line, payload_of
 from fedblend_federation.server.aggregation import NormHistory, Total, reasons
 from fedblend_federation.server.settings import BelowQuorum, RoundRules
-from fedblend_federation.transport import Replies, Timeouts, exchange
+from fedblend_federation.transport import Replies, Requests, Timeouts, exchange
 
 if TYPE_CHECKING:
     from fedblend_federation.server.coordinator import Coordinator
@@ -51,7 +51,7 @@ class AuditedExchange:
 
     def exchange(
         self,
-        requests: Mapping[int, tuple[Message, PyTree]],
+        requests: Requests,
         accept: Callable[[Message], Any],
         enough: int | None = None,
         least: int | None = None,
@@ -118,10 +118,6 @@ class AuditedExchange:
         name = self._names.get(client)
         known = {} if name is None else {"node": name}
         self._note(event, client=client, **known, **fields)
-
-
-Requests = Mapping[int, tuple[Message, PyTree]]
-"""Head and payload of each client's request."""
 
 
 class Collected(NamedTuple):

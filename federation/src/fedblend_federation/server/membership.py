@@ -30,7 +30,13 @@ from fedblend_federation.message import UNKNOWN, Message, schema_hash
 from fedblend_federation.ops.settings import name_clients
 from fedblend_federation.raw_tables import Statistics, statistics_in
 from fedblend_federation.server.settings import BelowQuorum, fraction_of
-from fedblend_federation.transport import Address, ClientReply, Timeouts, Transport
+from fedblend_federation.transport import (
+    Address,
+    ClientReply,
+    Requests,
+    Timeouts,
+    Transport,
+)
 
 ASK_AGAIN = 15.0
 """Seconds after which a node that has not described itself is asked again."""
@@ -119,7 +125,7 @@ class Membership:
         self._asked[address, client] = now
         return True
 
-    def send(self, requests: Mapping[int, tuple[Message, PyTree]]) -> None:
+    def send(self, requests: Requests) -> None:
         """Send clients their requests; those of clients of one node as bundles."""
         plain, bundled = {}, defaultdict(list)
         for client, request in requests.items():
