@@ -164,7 +164,7 @@ def too_small_for(policy: Policy, contract: Contract, rows: int) -> str | None:
     if rows < least:
         return refusal_line("accept.fewest_rows", where, "fewer", _minimum(least))
     left = rows
-    for where, fraction in parts_of(config).items():
+    for where, fraction in _parts(config).items():
         held = floor(fraction * rows)
         left = min(left, rows - held)
         if 0 < held < accept.min_part_rows or rows - held < accept.min_batch_rows:
@@ -209,11 +209,15 @@ def operations(contract: Contract, capacity: int) -> float:
 
 def parts_of(config: Config) -> dict[str, float]:
     """The fractions of training rows that the algorithm sets apart, by key."""
+    return {key: part for key, part in _parts(config).items() if part}
+
+
+def _parts(config: Config) -> dict[str, float]:
     return {
         f"{where}.{key}": value
         for where, table in _tables(config.algorithm, "algorithm")
         for key, value in table
-        if key in PARTS and isinstance(value, float) and value
+        if key in PARTS and isinstance(value, float)
     }
 
 
