@@ -38,7 +38,6 @@ from fedblend.data.dataset import NUMBERS, Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.errors import ConfigError
 from fedblend.metrics import main_first
-from fedblend.simulation.devices import bytes_of
 from fedblend.simulation.result import LocalBudget
 from fedblend.theory.constants import Smoothness
 from fedblend_federation import raw_tables
@@ -89,6 +88,11 @@ class Contract:
         found = raw_tables.schema_of(self.nodes)
         return found and found._replace(ranks=reads_ranks(self.config))
 
+    def statistics(self, splits: Mapping[str, Shards]) -> dict[str, list[float]]:
+        """Those of a client's training rows, of the columns of a raw table."""
+        assert self.schema is not None
+        return raw_tables.describe(self.schema, splits["train"])
+
     @cached_property
     def task(self) -> Task:
         """The task that the nodes' rows must be of."""
@@ -137,7 +141,8 @@ class Contract:
 
         def count_bytes(rows: int) -> int:
             batch = jax.ShapeDtypeStruct((rows, *inputs.shape), inputs.dtype)
-            return bytes_of(jax.eval_shape(backward, self.params, batch))
+            found = jax.tree.leaves(jax.eval_shape(backward, self.params, batch))
+            return sum(leaf.size * leaf.dtype.itemsize for leaf in found)
 
         return count_bytes(3) - count_bytes(2)
 

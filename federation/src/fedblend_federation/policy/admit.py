@@ -31,7 +31,6 @@ from fedblend.data.readers.tables import FILES, read_table
 from fedblend.errors import ConfigError
 from fedblend.simulation.serialize import DAMAGE, WireError, write_atomically
 from fedblend.trees import precision
-from fedblend_federation import raw_tables
 from fedblend_federation.client.build import (
     EXPERIMENTS,
     SharedBuilds,
@@ -42,7 +41,6 @@ from fedblend_federation.client.executor import Executor
 from fedblend_federation.client.ledger import read_ledger
 from fedblend_federation.contract import Contract
 from fedblend_federation.message import schema_hash
-from fedblend_federation.ops.audit import hash_json
 from fedblend_federation.ops.settings import ClientSettings, NodeData
 from fedblend_federation.policy import limits
 from fedblend_federation.policy.limits import parts_of
@@ -155,9 +153,7 @@ class Admission:
                 "row": schema_hash(contract.row),
             }
             if contract.schema is not None:
-                told = raw_tables.describe(contract.schema, splits["train"])
-                self._check_statistics(policy, contract, told, rows)
-                description["statistics"] = told
+                description["statistics"] = self._statistics(policy, contract, splits)
             own = contract.constants(splits)
         if own is not None and policy.discloses_constants:
             agree(self.settings.folder, contract)  # of one split only
@@ -165,15 +161,12 @@ class Admission:
             description["constants"] = [smooth, convex, own.exact]
         return description
 
-    def _check_statistics(
-        self,
-        policy: Policy,
-        contract: "Contract",
-        found: dict[str, list[float]],
-        rows: int,
-    ) -> None:
-        """Refuse to tell statistics; means over other rows would tell rows apart."""
-        folder, present = self.settings.folder, found["present"]
+    def _statistics(
+        self, policy: Policy, contract: "Contract", splits: "Mapping[str, Shards]"
+    ) -> dict[str, list[float]]:
+        """Those of the training rows; means over other rows would tell rows apart."""
+        found, folder = contract.statistics(splits), self.settings.folder
+        rows, present = splits["train"].total, found["present"]
         ranks = bool(found["quantiles"])
         _refuse(limits.too_few_values(policy.accept, present, rows, ranks=ranks))
         means = {name: of for name, of in found.items() if name != "quantiles"}
@@ -181,6 +174,7 @@ class Admission:
         first = read_agreement(folder)
         _refuse(means_refusal(policy.rows, first, means))
         agree(folder, contract, means)
+        return found
 
     def _admit(self, policy: Policy, terms: Mapping[str, Any]) -> Executor:
         """What computes an experiment under these terms, if the policy allows it."""
@@ -397,7 +391,8 @@ def counting_misfits(folder: Path, contract: Contract) -> Iterator[None]:
         DataError: the rows do not fit, or nobody looked whether they do.
     """
     wanted, ledger = agreement_of(contract)["rows"], read_ledger(folder)
-    digest = hash_json(wanted)[:16]
+    text = json.dumps(wanted, sort_keys=True).encode()
+    digest = hashlib.sha256(text).hexdigest()[:16]
     known, first = digest in ledger.misfits, read_agreement(folder)
     settled = first is not None and wanted.items() <= first["rows"].items()
     if len(ledger.misfits) >= MISFITS and not known and not settled:
