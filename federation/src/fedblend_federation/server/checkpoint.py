@@ -36,11 +36,10 @@ from fedblend.simulation.serialize import (
     unpack,
     write_atomically,
 )
-from fedblend.theory.constants import Smoothness
 from fedblend_federation.server.coordinator import INTERVAL, Coordinator
-from fedblend_federation.server.membership import Census, Registered
+from fedblend_federation.server.membership import Description, Registered
 
-VERSION = 4
+VERSION = 5
 
 
 class Busy(CheckpointError):
@@ -228,58 +227,36 @@ def _columns(names: dict) -> dict:
     }
 
 
-class SavedCensus(NamedTuple):
-    """What a checkpoint holds beside the coordinator's own state."""
+def plain_descriptions(
+    found: Mapping[int, Description], repeated: int
+) -> dict[str, Any]:
+    """What a checkpoint holds beside the coordinator's own state.
 
-    census: Census | None = None
-    """What all nodes describe of their rows, once they have."""
-    repeated: int = 0
-    """Rounds that may count a second time, because newer checkpoints were damaged."""
-
-    def plain_values(self) -> dict[str, Any]:
-        """As plain values."""
-        if self.census is None:
-            return {"repeated": self.repeated}
-        counts, known, withheld, absent, _ = self.census
-        constants = None
-        if known is not None:
-            constants = known.smooth.tolist(), known.convex.tolist(), known.exact
-        return {
-            "counts": {name: found.tolist() for name, found in counts.items()},
-            "constants": constants,
-            "withheld": withheld,
-            "absent": absent,
-            "repeated": self.repeated,
-        }
+    Args:
+        found: what clients described when the experiment began.
+        repeated: rounds that may count a second time, because newer checkpoints were
+            damaged.
+    """
+    clients = {str(c): [one.counts, one.constants] for c, one in found.items()}
+    return {"clients": clients, "repeated": repeated}
 
 
-def read_census(saved: Saved | None) -> SavedCensus:
-    """The census in a checkpoint; none where there is no checkpoint.
+def read_descriptions(saved: Saved | None) -> tuple[dict[int, Description] | None, int]:
+    """The arguments of ``plain_descriptions`` in a checkpoint; None and 0 without one.
 
     Raises:
         CheckpointError: it cannot be used.
     """
     if saved is None:
-        return SavedCensus()
+        return None, 0
     about = saved.state["about"]
     try:
-        counts = {
-            str(name): np.array([int(count) for count in found], np.int64)
-            for name, found in about["counts"].items()
+        found = {
+            int(client): Description(counts, constants and tuple(constants))
+            for client, (counts, constants) in about["clients"].items()
         }
-        constants = about["constants"]
-        if constants is not None:
-            smooth, convex, exact = constants
-            numbers = np.array(smooth, float), np.array(convex, float)
-            constants = Smoothness(*numbers, bool(exact))
-        withheld, absent = (
-            tuple(int(client) for client in about[name])
-            for name in ("withheld", "absent")
-        )
         # An older checkpoint is one step behind.
-        repeated = int(about["repeated"]) + bool(saved.damage)
-        census = Census(counts, constants, withheld, absent)
-        return SavedCensus(census, repeated)
+        return found, int(about["repeated"]) + bool(saved.damage)
     except DAMAGE as error:
         raise CheckpointError(
             f"{saved.path}: its metadata are damaged ({type(error).__name__})"

@@ -292,14 +292,17 @@ class Census(NamedTuple):
 class Descriptions:
     """Checks and collects descriptions.
 
-    ``census`` is the one that the experiment began with, if it has begun, and
-    ``retired`` are clients that have left the federation.
+    ``begun`` are those that the experiment began with, if it has begun, and ``retired``
+    are clients that have left the federation.
     """
 
     def __init__(
-        self, contract: Contract, census: Census | None, retired: Sequence[int] = ()
+        self,
+        contract: Contract,
+        begun: Mapping[int, Description] | None,
+        retired: Sequence[int] = (),
     ):
-        self.contract, self.census, self.retired = contract, census, retired
+        self.contract, self.begun, self.retired = contract, begun, retired
         self.max_rows = (contract.config.federation or Federation()).max_rows
         self.row = schema_hash(contract.row)
         self.found: dict[int, Description] = {}
@@ -326,12 +329,10 @@ class Descriptions:
             statistics = statistics_in(schema, told, counts["train"])
             if statistics is None:
                 return f"client {client} sends no usable statistics of data.raw"
-        if self.census is not None:
-            if client in self.census.absent:
+        if self.begun is not None:
+            if client not in self.begun:
                 return f"client {client} was not there when the experiment began"
-            before = {
-                name: int(all[client]) for name, all in self.census.counts.items()
-            }
+            before = self.begun[client].counts
             if counts != before:
                 return f"client {client} has {counts} rows now, and began with {before}"
         own = None if constants is None else tuple(constants)
@@ -351,8 +352,8 @@ class Descriptions:
         Raises:
             BelowQuorum: too few joined, and why.
         """
-        if self.census is not None:
-            return self.census
+        if self.begun is not None:
+            return self._census(self.begun)
         started = time.monotonic()
         expected = sorted(set(range(self.contract.clients)) - set(self.retired))
         least = fraction_of(quorum, len(expected))
@@ -368,7 +369,7 @@ class Descriptions:
                 raise BelowQuorum(self._missing(membership, expected))
             if len(self.found) < len(expected):
                 time.sleep(timeouts.poll)
-        return self._census()
+        return self._census(self.found)
 
     def _missing(self, membership: Membership, expected: Sequence[int]) -> str:
         known = (membership.registered or {}).values()
@@ -378,8 +379,8 @@ class Descriptions:
         denied = membership.denials()
         return f"client {who} did not join" + (f"; denied: {denied}" if denied else "")
 
-    def _census(self) -> Census:
-        clients, found = range(self.contract.clients), self.found
+    def _census(self, found: Mapping[int, Description]) -> Census:
+        clients = range(self.contract.clients)
         absent = tuple(client for client in clients if client not in found)
         counts = {
             name: np.array(

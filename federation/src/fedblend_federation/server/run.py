@@ -28,7 +28,8 @@ from fedblend_federation.server.checkpoint import (
     Busy,
     ServerCheckpoint,
     identity,
-    read_census,
+    plain_descriptions,
+    read_descriptions,
     read_nodes,
     write_progress,
 )
@@ -130,9 +131,9 @@ def _run(
     saved = checkpoint.read()
     for reason in () if saved is None else saved.damage:
         note("checkpoint damaged", reason=reason)
-    known = read_census(saved)
+    begun, repeated = read_descriptions(saved)
     nodes = read_nodes(place)
-    descriptions = Descriptions(contract, known.census, nodes.retired)
+    descriptions = Descriptions(contract, begun, nodes.retired)
     membership = Membership(
         transport,
         invitation(experiment, contract.text),
@@ -188,7 +189,7 @@ def _run(
     server = Coordinator(setup, membership, rules)
     if saved is not None:
         saved.restore(server)
-    about = known._replace(census=census).plain_values()
+    about = plain_descriptions(begun or descriptions.found, repeated)
     again = place / ENROLL_AGAIN
     if again.exists():
         server.enroll_again(
@@ -215,7 +216,7 @@ def _run(
             run_folder.write_metrics(folder, server, [contract.seed])
         if server.round > before[0]:
             report()
-    summary = _results(folder, contract, server, known.repeated)
+    summary = _results(folder, contract, server, repeated)
     server.stop(over=True)
     note("finished", round=server.round)
     run_folder.write_text(folder.summary, run_folder.json_text(summary))
