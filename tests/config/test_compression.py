@@ -82,7 +82,7 @@ def test_it_survives_being_written(tiny, write):
         ({"how": "ef21", "compressor": RAND}, "needs one that contracts"),
         (
             {"how": "ef21", "compressor": {"name": "dithering", "levels": 1}},
-            r"dithering\(1\) does not for 650 parameters",
+            r"compress.compressor: dithering\(1\) does not contract 650 parameters",
         ),
         ({"compressor": RAND, "rate": 0.5}, 'rate: goes with how = "diana", not'),
         ({"how": "diana", "compressor": RAND, "rate": 2.0}, r"2.0 is not in \(0, 1\]"),

@@ -76,11 +76,11 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
         read_about(tmp_path / "none")
 
 
-@pytest.mark.parametrize(("version", "age"), [("999", "newer"), ("2", "older")])
-def test_a_checkpoint_of_another_version_is_refused(version, age, tmp_path):
+@pytest.mark.parametrize("version", ["999", "2"])
+def test_a_checkpoint_of_another_version_is_refused(version, tmp_path):
     path = tmp_path / "other"
     path.write_bytes(pack((), {"fedblend": version}))
-    with pytest.raises(CheckpointError, match=f"version {version} is {age}"):
+    with pytest.raises(CheckpointError, match=f"is of version {version}, and this"):
         read_about(path)
 
 
