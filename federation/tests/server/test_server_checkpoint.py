@@ -178,7 +178,7 @@ def test_a_checkpoint_of_another_experiment_method_or_version_is_refused(tmp_pat
         trial.run()
     path.write_bytes(forged(header, {**metadata, "fedblend": "1"}, body))
     (trial.folder / "server" / "checkpoint.previous").unlink()
-    with pytest.raises(CheckpointError, match="of version '1', this fedblend reads 4"):
+    with pytest.raises(CheckpointError, match="of version '1', this fedblend reads 5"):
         trial.run()
 
 
