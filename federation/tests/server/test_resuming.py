@@ -91,11 +91,11 @@ def _other_method(place):
     path.write_bytes(forged(renamed, metadata, body))
 
 
-def _no_counts(place):
+def _no_clients(place):
     path = place / "run" / "server" / "checkpoint"
     header, metadata, body = apart(path.read_bytes())
     state = json.loads(metadata["state"])
-    metadata["state"] = json.dumps({**state, "about": {"counts": 3}})
+    metadata["state"] = json.dumps({**state, "about": {"clients": 3}})
     path.write_bytes(forged(header, metadata, body))
 
 
@@ -119,7 +119,7 @@ def _changed_audit(place):
         (_cut, "cut off after 100 bytes"),
         (_foreign, "checkpoint: is a checkpoint of experiment"),
         (_other_method, "another model, algorithm or version"),
-        (_no_counts, "checkpoint: its metadata are damaged (AttributeError)"),
+        (_no_clients, "checkpoint: its metadata are damaged (AttributeError)"),
         (_no_name, "experiment.json: is damaged"),
         (_no_folder, "server: cannot keep checkpoints here: File exists"),
         (_changed_audit, "its last line was changed"),
