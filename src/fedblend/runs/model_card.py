@@ -132,6 +132,8 @@ def _metrics(
     else:
         first = f"On the {own.get(split) or 0} {split} rows of this client."
         heads = [NAMES[model] for model in models]
+        if run.folder.models is not None:
+            heads[models.index("personal")] = "trained without these rows"
 
     def cell(model: str, name: str) -> str:
         if own is None:

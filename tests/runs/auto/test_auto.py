@@ -210,6 +210,7 @@ def test_models_to_deploy_are_of_all_rows_and_numbers_are_not(interrupted, capsy
     score = float(kept.clients(0)[3]["test_personal_log_loss"])
     assert "trained on all rows" in card and "| train rows | 24 |" in card
     assert f"| log_loss | {score:.4f} |" in card and "test rows |" not in card
+    assert "| trained without these rows |" in card and "this model |" not in card
     with pytest.raises(InputError, match="seed: 1 is not a seed"):
         deployed.personal(3, seed=1)
 
