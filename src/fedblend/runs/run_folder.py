@@ -129,11 +129,7 @@ def find_run(path: Path) -> Folder:
     if not (path / AUTO).is_file():
         return Folder(path)
     state = read_comparison(path)
-    if state.get("kind") == "survival":
-        raise RunError(
-            f"{path}: holds models of times until an event, in models.json; fedblend "
-            "predict, show and report take them, and nothing else does"
-        )
+    refuse_survival(path, state)
     method = state["deploy"]
     if method is None:
         raise RunError(
@@ -142,6 +138,15 @@ def find_run(path: Path) -> Folder:
         )
     models = path / DEPLOYED
     return Folder(path / "runs" / str(method), models if models.is_dir() else None)
+
+
+def refuse_survival(path: Path, state: Mapping[str, Any]) -> None:
+    """Refuse a comparison of times until an event, which keeps no run."""
+    if state.get("kind") == "survival":
+        raise RunError(
+            f"{path}: holds models of times until an event, in models.json; fedblend "
+            "predict, show and report take them, and nothing else does"
+        )
 
 
 def read_comparison(path: Path) -> dict[str, Any]:

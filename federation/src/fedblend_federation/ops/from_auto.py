@@ -29,6 +29,7 @@ from fedblend.runs.run_folder import (
     csv_text,
     read_comparison,
     read_config,
+    refuse_survival,
     seeds_of,
 )
 from fedblend_federation.ops.credentials import template
@@ -74,6 +75,7 @@ def trial_of(folder: Path) -> Trial:
     if not (folder / AUTO).is_file():
         raise RunError(f"--from: {folder} is not the folder of fedblend auto")
     state = read_comparison(folder)
+    refuse_survival(folder, state)
     choice = (state["findings"] or {}).get("choice")
     if choice is None:
         raise RunError(f"--from: {folder} has no verdict, so there is nothing to try")
