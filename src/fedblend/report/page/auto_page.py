@@ -78,6 +78,7 @@ def auto_content(files: AutoFiles) -> Plain:
         raise RunError(f"{files.path / AUTO}: is damaged") from None
 
 
+REFERENCE = "kaplan_meier"
 OWN = (calibration_section, curves_section)
 """Further sections of the page, and of that of a client."""
 
@@ -192,7 +193,7 @@ def _role(files: AutoFiles, name: str) -> str:
         return "chosen by validation rows"
     if name in choice.get("alike", ()):
         return "as good, and less simple"
-    return "reference" if name.endswith("_trees") else ""
+    return "reference" if name.endswith(("_trees", REFERENCE)) else ""
 
 
 def _methods(files: AutoFiles) -> Plain:
@@ -224,7 +225,9 @@ def _methods(files: AutoFiles) -> Plain:
         )
     ]
     constant = [short(state["findings"].get("constant")), *[MISSING] * bool(second)]
-    rows.append(["constant", "reference", *constant, MISSING, None, MISSING, MISSING])
+    if REFERENCE not in done:  # which is the constant of times
+        row = ["constant", "reference", *constant, MISSING, None, MISSING, MISSING]
+        rows.append(row)
     criterion = state.get("criterion", "criterion")
     heads = ["Method", "Role", f"Test {criterion}", *([second] if second else [])]
     heads += ["Gain over training alone (95 %)", "loses ← → gains"]

@@ -361,8 +361,9 @@ def ranks_section(files: AutoFiles) -> Plain | None:
         "C-index: how often the row with the earlier event has the higher risk; more "
         "is better, 0.5 is chance. Integrated Brier score: the squared error of "
         "survival over time; less is better. Means over clients, intervals over "
-        f"splits: a split tests {rows_held:,} rows, of which only {events:,} have "
-        "their event, so methods whose intervals overlap cannot be told apart.",
+        f"splits: a split tests {rows_held:,} rows, of which {events:,} have their "
+        "event: these are what the intervals rest on. Whether "
+        "a method is better than training alone is judged by pairs, above.",
         table_block(["Method", "C-index (95 %)", "Brier (95 %)"], rows),
     )
 
