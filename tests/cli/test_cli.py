@@ -319,7 +319,7 @@ def test_without_the_extra_it_names_the_extra(package):
 def test_help_describes_arguments(capsys):
     """Versions of click differ in what typer can show."""
     assert main(["auto", "--help"]) == 0
-    assert "A .csv or .parquet file." in capsys.readouterr().out
+    assert "A .csv, .tsv or .parquet" in capsys.readouterr().out
 
 
 def test_help_does_not_load_jax():
