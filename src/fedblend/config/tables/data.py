@@ -7,7 +7,7 @@ options stand beside its name.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -350,21 +350,26 @@ def hold_out(
     data: Data, dataset: Dataset, parts: Partition, splits: list[int]
 ) -> tuple[Sequence[FederatedData], Sequence[FederatedData]]:
     """The clients in each split, and in each those that take no part in training."""
-    every = [_split(data, dataset, parts, split) for split in splits]
+    every: Iterable[FederatedData] = (
+        _split(data, dataset, parts, split) for split in splits
+    )
     if data.time is not None or data.group is not None:
-        every = equalize(every)
+        every = equalize([*every])
     unseen: Sequence[FederatedData] = ()
     if data.unseen:
         pairs = [split_clients(one, data.unseen, data.seed) for one in every]
         every, unseen = zip(*pairs, strict=True)
     schema = dataset.schema
     if schema is None:
-        return every, unseen
-    fitted = [fit_preprocessing(schema, one) for one in every]
-    seen = [one.preprocess(own) for one, own in zip(every, fitted, strict=True)]
-    # Clients that take no part in training take none in the statistics, either.
-    others = zip(unseen, fitted, strict=False)
-    return seen, [one.preprocess(own) for one, own in others]
+        return [*every], unseen
+    seen, others = [], []
+    # One after the other: raw splits of a large table are not all there at once.
+    for place, one in enumerate(every):
+        # Clients that take no part in training take none in the statistics, either.
+        fitted = fit_preprocessing(schema, one)
+        seen.append(one.preprocess(fitted))
+        others += [new.preprocess(fitted) for new in unseen[place : place + 1]]
+    return seen, others
 
 
 def _split(data: Data, dataset: Dataset, parts: Partition, split: int) -> FederatedData:

@@ -77,7 +77,6 @@ def factorize(column: np.ndarray) -> Factors:
     """The different values of a column of objects or texts, in order of appearance."""
     known: dict[tuple[type, Any], int] = {}
 
-    @lru_cache(None, typed=True)  # 1, 1.0 and True are different values
     def code(value: Any) -> int:
         value = value.strip() if isinstance(value, str) else value
         return (
@@ -88,10 +87,11 @@ def factorize(column: np.ndarray) -> Factors:
 
     stored = column.tolist()
     if {*map(type, stored)} <= {str, type(None)}:
-        code = {value: code(value) for value in dict.fromkeys(stored)}.__getitem__
+        find = {value: code(value) for value in dict.fromkeys(stored)}.__getitem__
     else:
+        find = lru_cache(None, typed=True)(code)  # 1, 1.0 and True are different values
         stored = (one if isinstance(one, Hashable) else str(one) for one in stored)
-    codes = np.fromiter(map(code, stored), np.int64, len(column))
+    codes = np.fromiter(map(find, stored), np.int64, len(column))
     return Factors(codes, [value for _, value in known])
 
 

@@ -146,7 +146,10 @@ def _read_file(path: Path) -> RawTable:
     except (pyarrow.ArrowException, *_DAMAGE) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
-    return _read_arrow(table, str(path), table_name(path), notes)
+    found = _read_arrow(table, str(path), table_name(path), notes)
+    del table
+    pyarrow.default_memory_pool().release_unused()
+    return found
 
 
 def table_name(path: Path) -> str:

@@ -20,6 +20,8 @@ VALIDATION, TEST = 0.2, 0.2
 validation rows; the models that are tested are trained on these, too."""
 BY_TIME = 0.5
 """Times these parts by time, where every further split ends one test part earlier."""
+MOST_ROWS = 200_000
+"""Rows of a table on which networks are compared."""
 MODEL = "softmax"
 """Linear in its inputs; with one output it is logistic or linear regression."""
 NEWTON = {"rate": 1.0, "batch_size": "all"}

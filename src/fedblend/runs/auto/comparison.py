@@ -34,6 +34,7 @@ from fedblend.runs.auto.contest import CRITERIA, Contest
 from fedblend.runs.auto.folder import AutoResult, method_rows, open_state
 from fedblend.runs.auto.insight import insight
 from fedblend.runs.auto.kept_runs import (
+    START,
     count_affordable,
     keep_run,
     train_on_all_rows,
@@ -50,17 +51,25 @@ from fedblend.trees import precision
 
 REPORT = "report.html"
 ALWAYS = (ALONE, "fedavg")
-"""Methods that are not left out, however short the time; their runs are kept."""
+"""Methods whose runs are kept."""
 SPLITS, LEAST_SPLITS = 20, 3
 """Splits of a table, and of one that is too large for so many."""
 ROWS, PRODUCTS = 1_000_000, 20_000_000
 """What all splits may have together: rows, and entries of the matrices of clients."""
-FIRST, FIRST_SECONDS = (ALONE, "fedavg", "own_intercepts"), 6.0
-"""Methods of the first answer, and the seconds for their settings."""
+FIRST, FIRST_SECONDS = (*ALWAYS, "own_intercepts"), 6.0
+"""Methods of the first answer, which are not left out, however short the time; and the
+seconds for their settings."""
+LATE = 0.25
+"""Part of the time budget after which there is no first answer."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
 TIME = {"linear": 2.0, "reference": 1.0, "tabular": 3.0}
 """Parts of the time for tuning that a method of each model has."""
+TELLING = 0.75
+"""Part of the time budget that is over before nothing more is told of clients."""
+GRACE = 10.0
+"""Seconds after the budget in which kept runs may end."""
+UNTOLD = "; the verdict does not depend on it, and more --minutes add it"
 LEAST_SECONDS = 20.0
 """What kept runs may take, if there is time; more only if the comparison took more."""
 SAID = (" columns make ", "that look like an index", "that alone tell the target")
@@ -83,12 +92,14 @@ class AutoComparison:
     def __init__(self, request: Request, out: Path, minutes: float, screen: Screen):
         self.request, self.out, self.screen = request, out, screen
         self.seconds, self._begun = 60 * minutes, time.perf_counter()
+        self._used = time.process_time()
         self.state = open_state(request, out)
 
     def complete(self) -> dict[str, Any]:
         """Complete the comparison; returns its state."""
         state = self.state
-        more = state["left_out"] and self.seconds > state.get("seconds", 0.0)
+        short = state["left_out"] or state.get("untold")
+        more = short and self.seconds > state.get("seconds", 0.0)
         if "seconds" in state and not more:
             self._say(*description.lines(state["seen"]))
             if state["findings"] and not (self.out / REPORT).exists():
@@ -123,12 +134,17 @@ class AutoComparison:
             by_time = self.request.time is not None
             splits = LEAST_SPLITS if by_time else np.clip(most, LEAST_SPLITS, SPLITS)
             seeds = list(range(int(splits)))
-            # With ranks of numbers, the inputs of networks; other models leave them.
-            chosen = self._build("network", seeds, candidates.VALIDATION)
-            tested = self._build("network", seeds, 0.0)
+            # Of so many rows, those of one split choose settings well.
+            name, chosen = "fedavg", built
+            if self.state["seen"]["rows"] <= candidates.MOST_ROWS:
+                # With ranks of numbers, the inputs of networks; others leave them.
+                name = "network"
+                chosen = self._build(name, seeds, candidates.VALIDATION)
+            tested = self._build(name, seeds, 0.0)
         # Matrices are small: threads would wait for each other.
         with threadpool_limits(1):
             contest = Contest.read(self.request, chosen, tested, self.state["methods"])
+            del built, chosen  # which may be large
             self._answer_first(contest)
             self._compare(contest)
             self._decide(contest)
@@ -194,7 +210,8 @@ class AutoComparison:
 
     def _answer_first(self, contest: Contest) -> None:
         """Say what the simplest methods tell on few splits, before all are tuned."""
-        if self.request.once or self.state["methods"]:
+        late = self._time > LATE * self.seconds
+        if self.request.once or self.state["methods"] or late:
             return
         few, begun = contest.shorten(LEAST_SPLITS), self._time
         first = [one for one in self._compared(contest) if one.name in FIRST]
@@ -202,6 +219,11 @@ class AutoComparison:
             until = begun + place * FIRST_SECONDS / len(first)
             few.evaluate(candidate, self._left(until))
         what, *_ = few.say(*few.decide())
+        if contest.is_large:  # the same rows choose them
+            keys = ("title", "setting", "tuned")
+            for name, of in few.methods.items():
+                if of["tuned"]:
+                    contest.methods[name] = {key: of[key] for key in keys}
         self._say(f"first answer, after {self._time:.0f} s: {what}")
 
     def _compared(self, contest: Contest) -> list[Candidate]:
@@ -229,7 +251,7 @@ class AutoComparison:
         begun = self._time
         for candidate in compared:
             title = candidate.title
-            if candidate.name not in ALWAYS and self._time > TUNING * self.seconds:
+            if candidate.name not in FIRST and self._time > TUNING * self.seconds:
                 state["left_out"].append(title)
                 continue
             spent += TIME[candidate.model]
@@ -245,9 +267,12 @@ class AutoComparison:
             self._say(f"{self._time:5.1f} s  {title}: {score}")
 
     def _left(self, until: float) -> Callable[[], float]:
+        """The seconds of a processor that are left; a busy machine gives fewer."""
+
         def left() -> float:
             self.screen.stop()
-            return until - self._time
+            used = time.process_time() - self._used
+            return (until - self._time) * min(used / max(self._time, 1e-9), 1.0)
 
         return left
 
@@ -261,8 +286,11 @@ class AutoComparison:
             state["numbers"] = contest.numbers
             state["verdict"].append(sentences.cost(contest.numbers, state["kind"]))
             return
-        tested = contest.table.tested
-        tables, facts = insight(tested, trained, found, contest.settings)
+        tested, left = contest.table.tested, self._left(TELLING * self.seconds)
+        if state["kind"] != "survival":
+            # The rows that chose settings are of no more use, and may be many.
+            contest.table = contest.table._replace(chosen=tested, to_choose=())
+        tables, facts = insight(tested, trained, found, contest.settings, left)
         state |= facts
         if state["kind"] == "survival":
             add_survival(state, contest, tables["clients"])
@@ -284,14 +312,24 @@ class AutoComparison:
         # Runs that are compared have the same splits.
         few = min(self.state["methods"][name]["splits"] for name in kept)
         configs = [self._config(name, seeds, kind=self.state["kind"]) for name in kept]
-        left = min(self.seconds - self._time, max(self._time, LEAST_SECONDS))
-        fit = count_affordable(configs, self.state["seen"], left)
-        if fit < few:
+        rest = self._left(self.seconds + GRACE)
+        left = min(rest(), max(self._time, LEAST_SECONDS))
+        seen = self.state["seen"]
+        fit = count_affordable(configs, seen, left)
+        chosen = found["choice"]["method"]
+        if not fit:  # that of the verdict may fit by itself
+            fit = count_affordable([configs[[*kept].index(chosen)]], seen, left)
+            kept = dict.fromkeys([chosen, *kept])
+        if 0 < fit < few:
             self._say(f"Kept runs have {fit} of {few} splits, for lack of time.")
         seeds = seeds[: min(few, fit)]
-        for name in kept:
+        for place, name in enumerate(kept):
             known = self.state["methods"][name]
             if "not_trained" in known:
+                continue
+            if not seeds or (place and rest() <= START):
+                title = BY_NAME[name].title
+                self.state.setdefault("untold", []).append(f"the run of {title}")
                 continue
             begun = self._time
             metric, kind = self.state["metric"], self.state["kind"]
@@ -311,6 +349,10 @@ class AutoComparison:
         state, name = self.state, self.state["deploy"]
         if name is None:
             return
+        linear = BY_NAME[name].model == "linear"  # these are solved for, in no time
+        if not linear and self._left(self.seconds + GRACE)() <= START:
+            state.setdefault("untold", []).append("models that are trained on all rows")
+            return
         rows, kind = state["seen"]["rows"], state["kind"]
         if kind != "survival":  # whose models are those of all rows
             config = self._config(name, 0, kind=kind, test=0.0)
@@ -323,9 +365,15 @@ class AutoComparison:
         """The configuration to continue with, the table of methods, and the page."""
         found = self.state["findings"]
         if found is not None and self.state["kind"] != "survival":
-            folder = run_folder.Folder(self.folder(found["choice"]["method"]))
-            config = run_folder.read_config(folder)
+            chosen, kind = found["choice"]["method"], self.state["kind"]
+            config = self._config(chosen, [0], kind=kind)
+            if (folder := self.folder(chosen)).is_dir():
+                config = run_folder.read_config(run_folder.Folder(folder))
             run_folder.write_text(self.out / "config.toml", dump(config))
+        if untold := self.state.get("untold"):
+            line = f"left out for lack of time: {sentences.join_names(untold)}{UNTOLD}"
+            self.state["warnings"].append(line)
+            self._say(f"warning: {line}")
         run_folder.write_table(self.out / "results.csv", method_rows(self.state))
         self.state["seconds"] = self.seconds
         self._save()

@@ -10,11 +10,12 @@ import numpy as np
 
 from fedblend.config.build import Built
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, Candidate, Request
-from fedblend.runs.auto.letters import count_numbers, read_letters
+from fedblend.runs.auto.letters import count_numbers, expand_splits, read_letters
 from fedblend.runs.auto.network import evaluate_network
 from fedblend.runs.auto.reference import evaluate_trees
 from fedblend.runs.auto.sentences import no_verdict, sentences
 from fedblend.runs.auto.tuning import (
+    LateSplit,
     Split,
     Table,
     evaluate_linear,
@@ -22,6 +23,7 @@ from fedblend.runs.auto.tuning import (
     measure_constants,
 )
 from fedblend.runs.auto.verdict import (
+    FEW_CLIENTS,
     JUDGED,
     Findings,
     MethodScores,
@@ -48,6 +50,11 @@ EVALUATE = {
 }
 """What tunes and predicts, by the model of a method: a function of the table, of the
 method, and of a function that returns the seconds left for it. None without time."""
+
+
+LATE = 5_000_000
+"""Inputs of all training rows from which a table is large: its rows are read whenever
+they are used, and letters of one split choose the settings of linear methods."""
 
 
 class Contest:
@@ -77,13 +84,28 @@ class Contest:
             methods: what is known of each.
         """
         task = chosen.task
-        to_choose = [Split.read(one, "validation", task) for one in chosen.federations]
-        to_test = [Split.read(one, "test", task) for one in tested.federations]
+        values = chosen.federated_data.train.total * np.prod(task.shape)
+        late = values > LATE and not request.once
+        read = LateSplit if late else Split.read
+        to_choose = [read(one, "validation", task) for one in chosen.federations]
+        to_test = [read(one, "test", task) for one in tested.federations]
         table = Table(request, task, chosen, tested, to_choose, to_test, {})
+        if late:
+            table = table._replace(to_tune=expand_splits(task, to_choose[:1]))
         return cls(read_letters(table) if request.once else table, methods)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether rows are read whenever they are used."""
+        return isinstance(self.table.to_test[0], LateSplit)
+
     def shorten(self, splits: int) -> "Contest":
-        """A contest on the first splits, of which nothing is known."""
+        """A contest on the first splits, of which nothing is known.
+
+        One does for a large table of many clients, which are compared over clients.
+        """
+        if self.is_large and self.table.tested.federated_data.clients >= FEW_CLIENTS:
+            splits = 1
         held = self.table.to_choose[:splits], self.table.to_test[:splits]
         few = self.table._replace(to_choose=held[0], to_test=held[1])
         return Contest(few, {})

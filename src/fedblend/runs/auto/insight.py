@@ -10,7 +10,7 @@ observed mean: Wilson's of a share, Student's of a number around its prediction.
 *Effects* are the coefficients of that method on all rows; see ``linear.coefficients``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,15 +50,24 @@ def insight(
     scores: Mapping[str, MethodScores],
     found: Findings,
     settings: Mapping[str, Mapping[str, float]],
+    left: Callable[[], float],
 ) -> tuple[dict[str, list[Row]], Row]:
-    """Tables by name, and facts for ``auto.json``.
+    """Tables by name, and facts for ``auto.json``: what there is time for.
 
     Args:
         tested: the splits with test rows.
         scores: of the methods that are trained.
         found: what is decided.
         settings: of the methods.
+        left: the seconds that are left; raises if the user asked to stop.
     """
+    untold: list[str] = []
+
+    def going(what: str = "") -> bool:
+        there = left() > 0
+        untold.extend([what] * (not there and what not in untold))
+        return there
+
     task, method, candidate = tested.task, found.choice.method, found.choice.candidate
     rows, data = fitted_rows(tested), tested.federated_data
     names = [data.name(client) for client in range(data.clients)]
@@ -77,17 +86,25 @@ def insight(
     tables = {"clients": clients}
     setting, linear = settings[method], BY_NAME[method].model == "linear"
     by_row = task.kind != "survival"  # what single rows are expected to be
-    if linear and by_row:
-        for line, more in zip(
-            clients, calibration(task, method, rows, setting, place), strict=True
-        ):
-            line |= more
-    if linear and task.outputs == 1 and {*setting} <= {"level", "slopes", "ridge"}:
+    if (
+        linear
+        and task.outputs == 1
+        and {*setting} <= {"level", "slopes", "ridge"}
+        and going("effects")
+    ):
         tables["effects"] = effects(task, method, rows, setting, names, fitted)
     few = max(FEWEST, int(np.sort(rows.counts)[-MOST_EXPLAINED:][0]))
     gaps = []
     if by_row:
-        gaps = explain_gaps(task.kind, rows, task.outputs, names, fitted, fewest=few)
+        gaps = explain_gaps(
+            task.kind,
+            rows,
+            task.outputs,
+            names,
+            fitted,
+            fewest=few,
+            going=lambda: going("why clients differ (of some or all)"),
+        )
     tables["why"] = [
         {
             "client": gap.client,
@@ -99,11 +116,22 @@ def insight(
         }
         for gap in gaps
     ]
-    splits = [Split.read(one, "test", task) for one in tested.federations]
-    curve = learning_curve(task, ALONE, splits, dict(settings[ALONE]))
-    worth = worth_in_rows(curve, scores[candidate].test)
-    facts = {"worth": {**worth._asdict(), "said": str(worth)}, "outcome": None}
-    facts["effect"] = effect_name(task)
+    splits = (Split.read(one, "test", task) for one in tested.federations)
+    curve = learning_curve(
+        task, ALONE, splits, dict(settings[ALONE]), lambda: left() > 0
+    )
+    facts: Row = {"outcome": None, "effect": effect_name(task), "untold": untold}
+    if curve is not None:
+        worth = worth_in_rows(curve, scores[candidate].test)
+        facts["worth"] = {**worth._asdict(), "said": str(worth)}
+    else:
+        untold.append("worth in rows")
+    if linear and by_row:
+        told = calibration(
+            task, method, rows, setting, place, lambda: going("calibration")
+        )
+        for line, more in zip(clients, told, strict=False):
+            line |= more
     if task.kind in SHARES:
         facts["outcome"] = task.labels[place] if task.labels else str(place)
     return {name: of for name, of in tables.items() if of}, facts
@@ -194,12 +222,18 @@ def _gains(
 
 
 def cross_predict(
-    task: Task, method: str, rows: PooledRows, setting: Mapping[str, float]
-) -> np.ndarray:
-    """The scores of every row by models of the other folds."""
+    task: Task,
+    method: str,
+    rows: PooledRows,
+    setting: Mapping[str, float],
+    going: Callable[[], bool] = lambda: True,
+) -> np.ndarray | None:
+    """The scores of every row by models of the other folds; None without time."""
     found = np.empty((len(rows.targets), task.outputs))
     folds = np.arange(len(found)) % FOLDS
     for fold in range(FOLDS):
+        if not going():
+            return None
         train, held = (_take(rows, part) for part in (folds != fold, folds == fold))
         own = models(task, method, train, setting)
         found[folds == fold] = held.scores(own)
@@ -217,9 +251,15 @@ def calibration(
     rows: PooledRows,
     setting: Mapping[str, float],
     place: int,
+    going: Callable[[], bool] = lambda: True,
 ) -> list[Row]:
-    """What was expected of each client, and the interval of what was observed."""
-    scores = cross_predict(task, method, rows, setting)
+    """What was expected of each client, and the interval of what was observed.
+
+    Nothing if ``going`` says that there is no time for it.
+    """
+    scores = cross_predict(task, method, rows, setting, going)
+    if scores is None:
+        return []
     values = _observed(task, rows, place)
     expected = scores[:, 0]
     if task.kind == "binary":

@@ -33,7 +33,7 @@ SPEED, START = 1e9, 5.0
 def count_affordable(
     configs: Sequence[Config], seen: Mapping[str, Any], left: float
 ) -> int:
-    """Splits that all kept runs have time for, at least one.
+    """Splits that all kept runs have time for.
 
     Newton's method solves systems of the size of a model; what other methods compute is
     in proportion to rows.
@@ -53,7 +53,7 @@ def count_affordable(
             solved = steps * seen["clients"] * seen["entries"] ** 3
             each = each * seen["entries"] + solved
         products += config.run.rounds * each
-    return max(1, int((left - START * len(configs)) * SPEED / products))
+    return max(0, int((left - START * len(configs)) * SPEED / products))
 
 
 def keep_run(

@@ -9,14 +9,16 @@ chosen as if losses were quadratic, by the letters at one mixed model; the score
 methods are exact, with letters of their own for each step of Newton's method.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedblend.config.build import Built
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, gather
 from fedblend.runs.auto.description import all_rows
-from fedblend.runs.auto.linear import expand, hierarchical_models
-from fedblend.runs.auto.tuning import Split, Table, scale_rows
+from fedblend.runs.auto.linear import PooledRows, expand, hierarchical_models
+from fedblend.runs.auto.tuning import LateSplit, Split, Table, scale_rows
 from fedblend.selection.one_letter import Letters, check_rows
 
 FOLDS = 5
@@ -65,11 +67,7 @@ def read_letters(table: Table) -> Table:
     """
     task = table.task
     rows = scale_rows(task, table.chosen.federated_data.train)
-    models = np.zeros((len(rows.counts), count_entries(task)))
-    if task.kind != "regression":
-        models = hierarchical_models(
-            task.kind, rows, task.outputs, level=LEVEL, slopes=SLOPES
-        )
+    models = _mixed_models(task, rows)
     folds = [expand(task.kind, split.held, models) for split in table.to_test]
     letters = Letters(*(np.concatenate(of, axis=1) for of in zip(*folds, strict=True)))
     to_choose, to_test = [], []
@@ -81,6 +79,26 @@ def read_letters(table: Table) -> Table:
         return table._replace(to_choose=to_choose, to_test=to_test)
     wrote = [rows, *(split.train for split in [*table.to_choose, *table.to_test])]
     return table._replace(to_tune=to_choose, wrote=wrote)
+
+
+def expand_splits(task: Task, splits: Sequence[Split | LateSplit]) -> list[Split]:
+    """Splits as letters at one mixed model, which choose settings of large tables."""
+    found = []
+    for split in splits:
+        rows = split.train
+        models = _mixed_models(task, rows)
+        both = (expand(task.kind, of, models) for of in (rows, split.held))
+        found.append(Split(*both))
+    return found
+
+
+def _mixed_models(task: Task, rows: PooledRows) -> np.ndarray:
+    """Where losses are expanded; those of numbers are the same anywhere."""
+    if task.kind == "regression":
+        return np.zeros((len(rows.counts), count_entries(task)))
+    return hierarchical_models(
+        task.kind, rows, task.outputs, level=LEVEL, slopes=SLOPES
+    )
 
 
 def count_numbers(table: Table) -> int:

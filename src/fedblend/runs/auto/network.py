@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from fedblend.runs.auto.candidates import Candidate
+from fedblend.runs.auto.candidates import MOST_ROWS, Candidate
 from fedblend.runs.auto.linear import PooledRows
-from fedblend.runs.auto.tuning import Predictions, Split, Table, measure
+from fedblend.runs.auto.tuning import LateSplit, Predictions, Split, Table, measure
 from fedblend.selection.network_rounds import (
     EVERY,
     Batches,
@@ -36,8 +36,8 @@ RATES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "network_head": ((1e-3, 0.003), (3e-3, 0.003), (3e-3, 0.01)),
 }
 """The rate of Adam at the server, and that of a client's own part."""
-MOST_ROWS = 200_000
-"""Rows of a table on which networks are compared."""
+SECONDS = 5.0
+"""What the first rate takes, at least: to compile, and to train."""
 
 
 def rows_of_a_client(rows: int, clients: int) -> int:
@@ -45,7 +45,9 @@ def rows_of_a_client(rows: int, clients: int) -> int:
     return -(-int(np.clip(rows // BATCHES, LEAST, MOST)) // clients)
 
 
-def _batches(splits: list[Split], rows: int, held: int, size: int) -> Batches:
+def _batches(
+    splits: list[Split | LateSplit], rows: int, held: int, size: int
+) -> Batches:
     """All splits, stacked; ``rows`` and ``held`` are what they are padded to."""
 
     def pad(values: np.ndarray, most: int) -> np.ndarray:
@@ -84,18 +86,20 @@ def evaluate_network(
         left: the seconds that are left for it; raises if the user asked to stop.
     """
     name, task = candidate.name, table.task
+    if left() <= SECONDS or table.tested.federated_data.train.total > MOST_ROWS:
+        return None
     chosen, tested = list(table.to_choose[:SPLITS]), list(table.to_test[:SPLITS])
     both = [*chosen, *tested]
     most = max(len(split.train.targets) for split in both)
     held = max(len(split.held.targets) for split in both)
-    if left() <= 0 or most > MOST_ROWS:
-        return None
     size = rows_of_a_client(most, len(chosen[0].train.counts))
     inputs = int(np.prod(task.shape))
     program = network_program(task.kind, inputs, task.ranks, task.outputs)
     keys = jax.random.split(jax.random.key(0), len(chosen))
 
-    def train(splits: list[Split], rate: float, own: float) -> list[np.ndarray]:
+    def train(
+        splits: list[Split | LateSplit], rate: float, own: float
+    ) -> list[np.ndarray]:
         """The scores of the held-out rows of each split, [kept, rows, outputs]."""
         left()
         rates = rate, own * (name == "network_level"), own * (name == "network_head")
@@ -129,7 +133,7 @@ def evaluate_network(
     assert setting is not None
     kept = int(setting["rounds"]) // EVERY - 1
 
-    def final(splits: list[Split]) -> list[np.ndarray]:
+    def final(splits: list[Split | LateSplit]) -> list[np.ndarray]:
         found = train(splits, setting["rate"], setting["own_rate"])
         return [of[kept] for of in found]
 

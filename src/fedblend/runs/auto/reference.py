@@ -20,7 +20,15 @@ from threadpoolctl import threadpool_limits
 
 from fedblend.data.dataset import NUMBERS
 from fedblend.runs.auto.candidates import ALONE, OWN_TREES, Candidate
-from fedblend.runs.auto.tuning import Predictions, Split, Table, measure, predict
+from fedblend.runs.auto.linear import repeat_clients
+from fedblend.runs.auto.tuning import (
+    LateSplit,
+    Predictions,
+    Split,
+    Table,
+    measure,
+    predict,
+)
 
 SPLITS = 5
 """Splits that trees are trained on, at most."""
@@ -28,6 +36,8 @@ FEW = 40
 """A client with fewer rows to train on keeps its linear model."""
 STAGES = (10, 20, 40, 80)
 """Numbers of trees that are compared."""
+SPEED = 2e8
+"""Values that a tree reads in a second; a split has four times so many trees."""
 TREES = {"early_stopping": False, "max_iter": STAGES[-1], "max_leaf_nodes": 15}
 SMALL_TREES = {"max_leaf_nodes": 6, "min_samples_leaf": 10, "max_bins": 63}
 MOST_CATEGORIES = 255
@@ -45,14 +55,16 @@ def evaluate_trees(
         left: the seconds that are left; raises if the user asked to stop.
     """
     own, validation, test = candidate.name == OWN_TREES, [], []
-    pairs = zip(table.to_choose[:SPLITS], table.to_test[:SPLITS], strict=True)
+    pairs = zip(table.to_choose[:SPLITS], table.to_test[:SPLITS], strict=False)
+    values = table.tested.federated_data.train.total * np.prod(table.task.shape)
+    needed = 4 * STAGES[-1] * values / SPEED
     for chosen, tested in pairs:
-        if left() <= 0:
+        if left() <= needed:
             break
         train = _own if own else _score_pooled
         validation.append(train(table, chosen))
         test.append(train(table, tested))
-    if len(validation) < 2:
+    if len(validation) < min(2, len(table.to_choose)):
         return None
     few = table.to_choose[: len(validation)]
     variants = [
@@ -72,35 +84,36 @@ def _mean(table: Table, splits: Any, scores: list[np.ndarray]) -> float:
     return float(np.nanmean(loss))
 
 
-def _score_pooled(table: Table, split: Split) -> list[np.ndarray]:
+def _score_pooled(table: Table, split: Split | LateSplit) -> list[np.ndarray]:
     """Scores of the held-out rows: by every number of trees, then with the client."""
-    owners = [np.repeat(np.arange(len(of.counts)), of.counts) for of in split]
+    parts = split.train, split.held
+    owners = [repeat_clients(of.counts) for of in parts]
     found: list[np.ndarray] = []
     for client in (False, True):
-        train, held = (of.inputs[:, 1:] for of in split)
+        train, held = (of.inputs[:, 1:] for of in parts)
         options: dict[str, Any] = {}
-        if client and len(split.train.counts) <= MOST_CATEGORIES:
+        if client and len(parts[0].counts) <= MOST_CATEGORIES:
             train, held = (
                 np.column_stack([rows, owner])
                 for rows, owner in zip((train, held), owners, strict=True)
             )
             options["categorical_features"] = [train.shape[1] - 1]
-        found += _boost(table, train, split.train.targets, held, options)
+        found += _boost(table, train, parts[0].targets, held, options)
     return found
 
 
-def _own(table: Table, split: Split) -> list[np.ndarray]:
+def _own(table: Table, split: Split | LateSplit) -> list[np.ndarray]:
     """Scores of the held-out rows by every number of trees of their own client."""
     linear = predict(table.task, ALONE, [split], table.settings[ALONE])[0]
     found = [linear.copy() for _ in STAGES]
-    pairs = zip(split.train.clients, split.held.clients, strict=True)
-    for here, there in pairs:
-        targets = split.train.targets[here]
+    train, held = split.train, split.held
+    for here, there in zip(train.clients, held.clients, strict=True):
+        targets = train.targets[here]
         if len(targets) < FEW or there.start == there.stop:
             continue
         if table.task.kind != "regression" and len(np.unique(targets)) < 2:
             continue
-        rows = split.train.inputs[here, 1:], split.held.inputs[there, 1:]
+        rows = train.inputs[here, 1:], held.inputs[there, 1:]
         scores = _boost(table, rows[0], targets, rows[1], SMALL_TREES)
         for stage, of in zip(found, scores, strict=True):
             stage[there] = of

@@ -65,7 +65,8 @@ def sentences(
             f"Deploy nothing yet: {_title(of.better)}, the best method on validation "
             "rows, does not predict the target clearly better than a constant does "
             f"(test {criterion} {shown[of.better]}; constant {of.constant:.4g}), so "
-            "this table cannot tell what to deploy"
+            + ("it is too early to tell" if left_out else "this table cannot tell")
+            + " what to deploy"
         )
     elif method == ALONE:
         why = WORSE[of.answer]

@@ -56,13 +56,13 @@ class Table(NamedTuple):
     """Its splits with validation rows, which choose settings."""
     tested: Built
     """The same splits; what is tested is trained on all rows but the test rows."""
-    to_choose: Sequence["Split"]
+    to_choose: Sequence["Split | LateSplit"]
     """The rows of ``chosen``: to train on, and of validation."""
-    to_test: Sequence["Split"]
+    to_test: Sequence["Split | LateSplit"]
     """The rows of ``tested``: to train on, and of test."""
     settings: Mapping[str, Mapping[str, Any]]
     """Those of the methods that are tuned."""
-    to_tune: Sequence["Split"] = ()
+    to_tune: Sequence["Split | LateSplit"] = ()
     """What chooses settings of linear methods, where that is not ``to_choose``."""
     wrote: Sequence[PooledRows] = ()
     """Rows whose letters are counted, besides those of the folds."""
@@ -91,6 +91,24 @@ class Split(NamedTuple):
     def read(cls, data: FederatedData, name: str, task: Task) -> "Split":
         """The split of federated data, with the held-out rows of this name."""
         return cls(scale_rows(task, data.train), scale_rows(task, data.splits[name]))
+
+
+class LateSplit(NamedTuple):
+    """A split of a large table, whose rows are read whenever they are used."""
+
+    data: FederatedData
+    name: str
+    task: Task
+
+    @property
+    def train(self) -> PooledRows:
+        """The rows to train on."""
+        return scale_rows(self.task, self.data.train)
+
+    @property
+    def held(self) -> PooledRows:
+        """The rows that are held out."""
+        return scale_rows(self.task, self.data.splits[self.name])
 
 
 def scale_rows(task: Task, *splits: Any) -> PooledRows:
@@ -129,7 +147,10 @@ def client_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def measures(
-    task: Task, name: str, splits: Sequence[Split], setting: Mapping[str, float]
+    task: Task,
+    name: str,
+    splits: Sequence[Split | LateSplit],
+    setting: Mapping[str, float],
 ) -> dict[str, np.ndarray]:
     """Metrics of every client on its held-out rows, [splits, clients].
 
@@ -139,21 +160,24 @@ def measures(
 
 
 def predict(
-    task: Task, name: str, splits: Sequence[Split], setting: Mapping[str, float]
+    task: Task,
+    name: str,
+    splits: Sequence[Split | LateSplit],
+    setting: Mapping[str, float],
 ) -> list[np.ndarray]:
     """The scores of the held-out rows of each split, [rows, outputs].
 
     Letters are scored by the models themselves.
     """
-    found = [models(task, name, split.train, setting) for split in splits]
-    return [
-        of if isinstance(split.held, Letters) else split.held.scores(of)
-        for split, of in zip(splits, found, strict=True)
-    ]
+    found = []
+    for split in splits:
+        made, held = models(task, name, split.train, setting), split.held
+        found.append(made if isinstance(held, Letters) else held.scores(made))
+    return found
 
 
 def measure(
-    task: Task, splits: Sequence[Split], scores: Sequence[np.ndarray]
+    task: Task, splits: Sequence[Split | LateSplit], scores: Sequence[np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Metrics of every client, [splits, clients], of the first splits if few scores.
 
@@ -256,7 +280,7 @@ def evaluate_linear(
 def tune(
     task: Task,
     candidate: Candidate,
-    splits: Sequence[Split],
+    splits: Sequence[Split | LateSplit],
     chosen: Mapping[str, Mapping[str, float]],
     going: Callable[[], bool],
 ) -> tuple[dict[str, float], bool]:

@@ -23,7 +23,7 @@ themselves, and its values are nearer to theirs when divided by that factor. A c
 with one value at many clients describes clients, and is no fault.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,6 +125,7 @@ def explain_gaps(
     preprocessing: Preprocessing | None,
     ridge: float = 1e-3,
     fewest: int = FEWEST,
+    going: Callable[[], bool] = lambda: True,
 ) -> list[ClientGap]:
     """Why each client differs from the others, of those with enough rows.
 
@@ -136,7 +137,10 @@ def explain_gaps(
         preprocessing: what made the inputs; without it columns are not looked at.
         ridge: penalty on the slopes of the shared model.
         fewest: rows of a client that is looked at.
+        going: False when no more clients may be looked at.
     """
+    if not going():
+        return []
     penalty = np.full((outputs, rows.inputs.shape[1]), ridge * len(rows.targets))
     penalty[:, 0] = 0.0
     faults = find_faults(rows, preprocessing) if preprocessing else {}
@@ -145,6 +149,8 @@ def explain_gaps(
     for client, at in enumerate(rows.clients):
         if rows.counts[client] < fewest:
             continue
+        if not going():
+            break
         others = everybody
         if others is None:
             kept = np.ones(len(rows.targets), bool)
@@ -168,7 +174,7 @@ def explain_gaps(
                 names[client], len(steps[0]), float(steps[0].mean()), parts, [], own
             )
         )
-    adjusted = holm(np.ravel(tests).tolist()).reshape(len(found), -1)
+    adjusted = holm(np.ravel(tests).tolist()).reshape(len(found), 3)
     return [
         gap._replace(
             clear=[part for part, p in zip(gap.parts, of, strict=True) if p < LEVEL]
@@ -318,17 +324,18 @@ def _constants(
     rows: PooledRows, values: np.ndarray, chance: float
 ) -> list[tuple[int, float]]:
     """The clients for whom a column has one value, which chance does not explain."""
-    _, codes = np.unique(values, axis=0, return_inverse=True)
-    codes = codes.reshape(len(values))
-    found, described = [], 0
-    for client, at in enumerate(rows.clients):
-        own, others = codes[at], np.delete(codes, np.r_[at])
-        if len(own) < 2 or np.ptp(own) or not len(others):
-            continue
-        described += 1
+    same = [
+        client
+        for client, at in enumerate(rows.clients)
+        if 1 < at.stop - at.start < len(values) and not np.ptp(values[at], axis=0).any()
+    ]
+    found, described = [], len(same)
+    for client in same:
+        at = rows.clients[client]
+        others = np.delete(values, np.r_[at], axis=0)
         # How often another client's row has its most frequent value.
-        share = np.bincount(others).max() / len(others)
-        if len(own) * np.log(share) < np.log(chance):
+        share = np.unique(others, axis=0, return_counts=True)[1].max() / len(others)
+        if rows.counts[client] * np.log(share) < np.log(chance):
             found.append((client, float(values[at][0, 0])))
     return found if described <= max(1, OF_CLIENTS * len(rows.counts)) else []
 

@@ -14,7 +14,7 @@ splits where clients are few, and fits again, so that it is wide where the curve
 or noisy. A curve is not extended beyond ``MOST`` times the rows that were there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -62,18 +62,34 @@ def shorten(rows: PooledRows, part: float, seed: int) -> PooledRows:
 
 
 def learning_curve(
-    task: Task, name: str, splits: Sequence[Split], setting: dict[str, float]
-) -> np.ndarray:
-    """Test losses of a linear method by parts of the rows, [parts, splits, clients]."""
-    curve = []
-    for part in PARTS:
-        shorter = [
-            split._replace(train=shorten(split.train, part, seed))
-            for seed, split in enumerate(splits)
-        ]
-        loss, *_ = measures(task, name, shorter, setting).values()
-        curve.append(loss)
-    return np.stack(curve)
+    task: Task,
+    name: str,
+    splits: Iterable[Split],
+    setting: dict[str, float],
+    going: Callable[[], bool] = lambda: True,
+) -> np.ndarray | None:
+    """Test losses of a linear method by parts of the rows, [parts, splits, clients].
+
+    Splits are the first ones that there is time for; None without any.
+
+    Args:
+        task: what is predicted.
+        name: of the method.
+        splits: to train on, and to test.
+        setting: of the method.
+        going: False when no more models may be trained.
+    """
+    curves = []
+    for seed, split in enumerate(splits):
+        curve = []
+        for part in PARTS:
+            if not going():
+                return np.stack(curves, axis=1) if curves else None
+            shorter = Split(shorten(split.train, part, seed), split.held)
+            loss, *_ = measures(task, name, [shorter], setting).values()
+            curve.append(loss[0])
+        curves.append(np.stack(curve))
+    return np.stack(curves, axis=1)
 
 
 def worth_in_rows(curve: np.ndarray, method: np.ndarray) -> Worth:
