@@ -108,7 +108,7 @@ def _measure(
     task: Task, name: str, setting: Mapping[str, float], split: Split | LateSplit
 ) -> np.ndarray:
     """The C-index and the integrated Brier score of every client, [2, clients]."""
-    train, held = split
+    train, held = split.train, split.held
     if name == KAPLAN_MEIER:
         own = np.zeros((len(train.counts), train.inputs.shape[1]))
     else:
