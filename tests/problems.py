@@ -166,6 +166,14 @@ def several(problem: Problem) -> Problem:
     return problem._replace(loss=loss, params=fb.models.Ensemble(weights, models))
 
 
+def normalized(problem: Problem) -> Problem:
+    """``classes`` for a network with batch normalization and dropout."""
+    del problem  # the same for all
+    model = fb.models.mlp(2, 3, hidden=(4,), norm="batch", dropout=0.2)
+    params = model.init(jax.random.key(2))
+    return classes()._replace(loss=cross_entropy(model.apply), params=params)
+
+
 def client_matrices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """Mean A and mean b of each client of a quadratic problem, in float64."""
     train = problem.federated_data.train

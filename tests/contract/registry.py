@@ -30,6 +30,7 @@ from problems import (
     Problem,
     classes,
     factored,
+    normalized,
     paired,
     several,
 )
@@ -86,10 +87,12 @@ FORMS = {
     "ensemble": several,
     "pairs": paired,
     "factors": factored,
+    "normalized": normalized,
 }
 """What algorithms make of a model, by their ``form``."""
 FORMED = {name: one.form for name, one in REGISTERED.items() if one.form}
-"""The form of each algorithm that has one."""
+FORMED["batch norm"] = "normalized"
+"""The form of each algorithm that has one, and that of cases."""
 
 
 def formed(name: str, problem: Problem) -> Problem:
@@ -108,6 +111,7 @@ def _by_example(problem, name: str):
 ALGORITHMS = {
     "fedavg": _fedavg,
     "fedavg, epochs": partial(_fedavg, steps=fb.Epochs(2)),
+    "fedavg, batch norm": partial(_fedavg, steps=fb.Epochs(2)),
     "fedavg, steps by client": partial(_fedavg, steps=STEPS_BY_CLIENT),
     "fedavg, adam": partial(_fedavg, optimizer=optax.adam(0.05)),
     "fedavg, rate by step": partial(_fedavg, optimizer=_scheduled("step")),
