@@ -1,12 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A small network for tables, on piecewise-linear inputs.
+"""A small network for tables, on piecewise-linear inputs, and an additive model.
 
-A number enters three times: standardized, in the scores, which are linear in it beside
-what the network adds; standardized, in the network; and in the network as ``BINS``
-entries ``clip((x - a) / (b - a), 0, 1)``, one for each bin from a to b between
-quantiles. So a network that is small bends where the rows are, whatever the unit of a
-column is.
+In the network a number enters three times: standardized, in the scores, which are
+linear in it beside what the network adds; standardized, in the network; and in the
+network as ``BINS`` entries ``clip((x - a) / (b - a), 0, 1)``, one for each bin from a
+to b between quantiles. So a network that is small bends where the rows are, whatever
+the unit of a column is. The scores of the additive model are linear in a number and in
+its entries.
 
 Preprocessing has the quantiles. It makes of each number its rank r, the place among the
 edges of the bins; entry k of the bins is then ``clip(r - k, 0, 1)``, and the model has
@@ -19,12 +20,14 @@ References:
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.nn import initializers
 
-from fedblend.checks import COUNT, gate
+from fedblend.checks import COUNT, Number, gate
 from fedblend.data.preprocess.preprocessing import BINS
 from fedblend.models.feedforward import (
     DROPOUT,
@@ -37,8 +40,23 @@ from fedblend.models.feedforward import (
 )
 from fedblend.models.model import Model, flat, join_halves, model
 
+ADDITIVE_BINS = 8
 HIDDEN = (64, 64)
 """Widths of the layers."""
+
+
+def bin_entries(ranks: Any, bins: int = BINS) -> Any:
+    """The entries of the bins of ranks, [rows, ranks * bins], of NumPy's or JAX's.
+
+    Fewer bins than ranks are made of are so much wider.
+
+    >>> bin_entries(np.array([[3.5], [16.0]]), 4)
+    array([[0.875, 0.   , 0.   , 0.   ],
+           [1.   , 1.   , 1.   , 1.   ]])
+    """
+    below = np.arange(bins, dtype=ranks.dtype)[None, None]
+    each = (ranks[:, :, None] * (bins / BINS) - below).clip(0, 1)
+    return each.reshape(ranks.shape[0], -1)
 
 
 def hidden_features(
@@ -57,9 +75,7 @@ def hidden_features(
     """
     inputs = flatten(rows, params.last.weight.dtype)
     plain, places = jnp.split(inputs, [inputs.shape[1] - ranks], axis=1)
-    below = jnp.arange(BINS, dtype=places.dtype)[None, None]
-    bins = jnp.clip(places[:, :, None] - below, 0, 1)
-    here = jnp.concatenate([plain, bins.reshape(inputs.shape[0], -1)], axis=1)
+    here = jnp.concatenate([plain, bin_entries(places)], axis=1)
     for place, layer in enumerate(params.hidden):
         here = drop(place, jax.nn.relu(linear(layer, here)))
     return jnp.concatenate([here, plain], axis=1)
@@ -116,3 +132,43 @@ def tabular(
         return linear(params.last, values)
 
     return join_halves(init, features, head)
+
+
+@model("additive model: linear in numbers and in their bins", flat, head="bias")
+@gate(inputs=COUNT, outputs=COUNT, bins=Number(least=1, most=BINS, whole=True))
+def additive(
+    inputs: int,
+    outputs: int,
+    *,
+    ranks: int = 0,
+    bins: int = ADDITIVE_BINS,
+    dtype=jnp.float32,
+) -> Model:
+    """An additive model: the effect of each number is a line that bends between bins.
+
+    Args:
+        inputs: number of entries of a row, ranks too.
+        outputs: number of scores or values of a row.
+        ranks: how many of the last entries are ranks of numbers.
+        bins: of each rank, at most those that ranks are made of.
+        dtype: of the parameters.
+
+    Example:
+        >>> import jax
+        >>> model = additive(5, 1, ranks=2, bins=4)
+        >>> model.init(jax.random.key(0)).weight.shape
+        (1, 11)
+    """
+    width = inputs + (bins - 1) * ranks
+
+    def init(key):
+        del key
+        return Affine(jnp.zeros((outputs, width), dtype), jnp.zeros((outputs,), dtype))
+
+    def apply(params, rows):
+        entries = flatten(rows, params.weight.dtype)
+        plain, places = jnp.split(entries, [inputs - ranks], axis=1)
+        here = jnp.concatenate([plain, bin_entries(places, bins)], axis=1)
+        return linear(params, here)
+
+    return Model(init, apply)

@@ -103,6 +103,13 @@ CANDIDATES = (
     ),
     # Its rates come from constants that the Poisson loss does not have.
     Candidate("flix", "FLIX", {"alpha": 0.5, "l2": 0.01}, not_for=("counts",)),
+    Candidate(
+        "additive",
+        "additive model, own intercepts",
+        {"ridge": 1e-3, "level": 0.1},
+        {"ridge": ("fedavg", "ridge"), "level": ("own_intercepts", "level")},
+        model="additive",
+    ),
     Candidate(OWN_TREES, "own boosted trees", {}, model="reference"),
     Candidate("network", "one network", {"rate": 3e-3, "rounds": 1}, model="tabular"),
     Candidate(
@@ -210,6 +217,8 @@ def configuration(
             algorithm |= {"order": "together", "personal_rate": setting["own_rate"]}
     else:
         own = {"level": 0.0, "slopes": 0.0, **setting, "share": name != ALONE}
+        if "bins" in own:
+            model = {"name": "additive", "bins": own.pop("bins")}
         algorithm = {"name": "hierarchical", **NEWTON, "steps": steps, **own}
     measure: dict[str, Any] = {"local": False}
     if test:

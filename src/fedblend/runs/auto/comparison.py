@@ -22,6 +22,7 @@ from fedblend.config.config import Config, dump
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, sentences
+from fedblend.runs.auto.additive import count_bins
 from fedblend.runs.auto.candidates import (
     ALONE,
     BY_NAME,
@@ -63,7 +64,7 @@ LATE = 0.25
 """Part of the time budget after which there is no first answer."""
 TUNING = 0.5
 """Part of the time budget for choosing settings."""
-TIME = {"linear": 2.0, "reference": 1.0, "tabular": 3.0}
+TIME = {"linear": 2.0, "additive": 2.0, "reference": 1.0, "tabular": 3.0}
 """Parts of the time for tuning that a method of each model has."""
 TELLING = 0.75
 """Part of the time budget that is over before nothing more is told of clients."""
@@ -214,6 +215,7 @@ class AutoComparison:
         if self.request.once or self.state["methods"] or late:
             return
         few, begun = contest.shorten(LEAST_SPLITS), self._time
+        contest.begin = few
         first = [one for one in self._compared(contest) if one.name in FIRST]
         for place, candidate in enumerate(first, 1):
             until = begun + place * FIRST_SECONDS / len(first)
@@ -228,14 +230,18 @@ class AutoComparison:
 
     def _compared(self, contest: Contest) -> list[Candidate]:
         """The methods for such a target, the simplest first."""
-        if (kind := contest.table.task.kind) == "survival":
+        task = contest.table.task
+        if task.kind == "survival":
             return [BY_NAME[name] for name in COX]
         models = {"linear"} if self.request.once else {*TIME}
+        if not count_bins(task):
+            models.discard("additive")
         return [
             one
             for one in CANDIDATES
             if one.model in models
-            if kind not in one.not_for and (one.deployable or find_spec("sklearn"))
+            if task.kind not in one.not_for
+            if one.deployable or find_spec("sklearn")
         ]
 
     def _compare(self, contest: Contest) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.config.build import Built
+from fedblend.runs.auto.additive import evaluate_additive
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, Candidate, Request
 from fedblend.runs.auto.letters import count_numbers, expand_splits, read_letters
 from fedblend.runs.auto.network import evaluate_network
@@ -45,6 +46,7 @@ CRITERIA = {
 """The metric that decides, by the kind of target, and its name; less is better."""
 EVALUATE = {
     "linear": evaluate_linear,
+    "additive": evaluate_additive,
     "reference": evaluate_trees,
     "tabular": evaluate_network,
 }
@@ -70,6 +72,8 @@ class Contest:
         if table.task.log_shift is not None:
             self.criterion += " of the logarithm"
         self.scores: dict[str, MethodScores] = {}
+        self.begin: Contest | None = None
+        """The same methods on the first splits, whose settings are where to begin."""
 
     @classmethod
     def read(
@@ -137,6 +141,9 @@ class Contest:
         """
         begun, name, settings = time.perf_counter(), candidate.name, self.settings
         table = self.table._replace(settings=settings)
+        if self.begin is not None:
+            slow = any(not of["tuned"] for of in self.begin.methods.values())
+            table = table._replace(begin=self.begin.settings, slow=slow)
         predicted = EVALUATE[candidate.model](table, candidate, left)
         if predicted is None:
             return False

@@ -22,7 +22,7 @@ from fedblend.runs.run import run_built
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up
 
-FAR = {"linear": 0.01, "tabular": 0.05}
+FAR = {"linear": 0.01, "additive": 0.01, "tabular": 0.05}
 """Part of its score by which a kept run may differ from the models of the verdict, by
 the model: networks have other first weights."""
 
@@ -79,7 +79,7 @@ def keep_run(
     """
     built, algorithm, program = build(config), cast(Any, config.algorithm), name
     if algorithm.name == "hierarchical" and algorithm.share:
-        built, program = _take_variances(config, built), algorithm.name
+        built, program = _take_variances(config, built), config.model.name
     summary, run = run_built(
         config,
         built,

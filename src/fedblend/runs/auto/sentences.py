@@ -22,6 +22,11 @@ WORSE = {
     "negligible": "is better by a negligible amount only",
 }
 """Why clients train alone, by the answer of the question that decides."""
+BETTER = {
+    "together": ("clearly", ""),
+    "likely": ("likely", ", which this table is too small to show clearly"),
+}
+"""How sure it is that the method that is deployed is better, and what to add."""
 TINY = 0.0001
 """Below it a p-value has no meaning of its own."""
 
@@ -59,7 +64,8 @@ def sentences(
     shown = {name: f"{score:.4g}" for name, score in scores.items()}
     method, other, alone = of.choice.method, of.choice.candidate, of.choice.alone
     # The mean and the ranks answer two questions, and may answer them differently.
-    whom = "" if of.mean_gain[1] > 0 else " for most clients"
+    few = of.answer == "together" and of.mean_gain[1] <= 0
+    whom = " for most clients" if few else ""
     if not of.informative:
         what = (
             f"Deploy nothing yet: {_title(of.better)}, the best method on validation "
@@ -75,10 +81,11 @@ def sentences(
             f"{why} (test {criterion} {shown[alone]} alone, {shown[other]} with it)"
         )
     else:
+        sure, doubt = BETTER[of.answer]
         what = (
-            f"Deploy {_title(method)}: it is clearly better than training alone{whom} "
+            f"Deploy {_title(method)}: it is {sure} better than training alone{whom} "
             f"(test {criterion} {shown[method]}; alone{_TREES[alone]} {shown[alone]})"
-            f"{_others(of, shown)}"
+            f"{doubt}{_others(of, shown)}"
         )
     what += _limit(of, scores, shown)
     if failed:
@@ -157,7 +164,7 @@ def _how_sure(of: Findings, criterion: str) -> str:
         f"alone by {mean:.3g} on average (95 % interval {low:.3g} to {high:.3g}; "
         f"{test}, {chance})"
     )
-    if of.answer == "open":
+    if of.answer in ("open", "likely"):
         text += (
             f"; a table like this shows a mean gain of {of.detectable:.3g} four times "
             "out of five"

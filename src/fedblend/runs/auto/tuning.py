@@ -64,6 +64,10 @@ class Table(NamedTuple):
     """Those of the methods that are tuned."""
     to_tune: Sequence["Split | LateSplit"] = ()
     """What chooses settings of linear methods, where that is not ``to_choose``."""
+    begin: Mapping[str, Mapping[str, Any]] = {}
+    """Settings with which the search for those of a method begins."""
+    slow: bool = False
+    """Whether so few splits take so long that settings are chosen on few."""
     wrote: Sequence[PooledRows] = ()
     """Rows whose letters are counted, besides those of the folds."""
 
@@ -268,9 +272,10 @@ def evaluate_linear(
     if setting is None:
         splits = table.to_tune or table.to_choose
         inputs = int(splits[0].train.counts.sum() * np.prod(task.shape))
-        splits = splits[: max(TUNING_SPLITS, TUNING_INPUTS // inputs)]
+        most = 0 if table.slow else TUNING_INPUTS // inputs
+        splits, begin = splits[: max(TUNING_SPLITS, most)], table.begin.get(name, {})
         setting, complete = tune(
-            task, candidate, splits, table.settings, lambda: left() > 0
+            task, candidate, splits, table.settings, lambda: left() > 0, begin
         )
     validation = predict(task, name, table.to_choose, setting)
     test = predict(task, name, table.to_test, setting)
@@ -283,6 +288,7 @@ def tune(
     splits: Sequence[Split | LateSplit],
     chosen: Mapping[str, Mapping[str, float]],
     going: Callable[[], bool],
+    begin: Mapping[str, float],
 ) -> tuple[dict[str, float], bool]:
     """The settings of a method, and whether there was time to choose them.
 
@@ -292,6 +298,7 @@ def tune(
         splits: with validation rows.
         chosen: the settings of methods that were tuned before.
         going: False when no more settings may be tried.
+        begin: settings with which to begin, of those that are known.
     """
     taken = {
         own: chosen[name][key]
@@ -310,7 +317,7 @@ def tune(
 
     fixed = candidate.fixed.get(task.kind, {})
     moving = [key for key in candidate.first if key not in fixed]
-    first = {**candidate.first, **taken, **fixed}
+    first = {**candidate.first, **taken, **begin, **fixed}
     most = {"level": MOST_LEVEL} if task.kind in ("binary", "classes") else {}
     starts = [first, *([{**first, **candidate.again}] if candidate.again else [])]
     ends = [_descend(score, one, moving, most, going) for one in starts]

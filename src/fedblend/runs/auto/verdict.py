@@ -10,9 +10,9 @@ part in what follows; training alone may be as bad as that, of few rows. Without
 training alone there is nothing to compare with, and no verdict.
 
 *Candidate.* Validation rows choose one federated method: the simplest, in the order of
-``candidates``, of those that are as good as the best one. These are worse by less than
-1 % of what the best one gains over a constant prediction; or by less than 2 %, and not
-clearly.
+``candidates``, of those that are as good as the best one: worse by less than half a
+percent of what the best one gains over a constant prediction, and by less than 2 % of
+its own score.
 
 *Alone* is the linear model of each client, or boosted trees on its own rows where
 validation rows choose these, by the same rule.
@@ -21,8 +21,9 @@ validation rows choose these, by the same rule.
 One test, once, one-sided, at 5 %: Wilcoxon's signed-rank test over clients, of their
 means over splits.
 Fewer than 10 clients are no sample; they are compared over splits, by Student's t with
-the correction of Nadeau and Bengio for splits that overlap. Where the answer is not a
-clear yes, or the gain is negligible, clients train alone, which shares nothing.
+the correction of Nadeau and Bengio for splits that overlap. Below 5 % it is clearly
+better, below 25 %, odds of three to one, it is likely better, and said to be no more.
+Otherwise, or where the gain is negligible, clients train alone, which shares nothing.
 
 *Nothing.* Where the better of the two on validation rows is not clearly better than the
 best constant prediction on test rows, by the same test at 2.5 %, the table does not
@@ -41,8 +42,10 @@ from scipy import stats
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, OWN_TREES, TEST
 from fedblend.stats.intervals import LEVEL, holm
 
-AS_GOOD, NEGLIGIBLE = 0.01, 0.02
+AS_GOOD, NEGLIGIBLE = 0.005, 0.02
 """Parts of what the best method gains over a constant prediction."""
+LIKELY = 0.25
+"""The p-value below which the candidate is likely better."""
 FEW_CLIENTS = 10
 """Below it, clients are no sample of anything, and splits are compared."""
 JUDGED = 10
@@ -50,6 +53,8 @@ JUDGED = 10
 HELD = TEST / (1 - TEST)
 """Rows held out over rows trained on: by so much the splits depend on each other."""
 POWER = 0.8
+DEPLOYED = ("together", "likely")
+"""Answers after which the candidate is deployed."""
 
 
 class MethodScores(NamedTuple):
@@ -102,7 +107,8 @@ class Findings(NamedTuple):
     better: str
     """Training alone or the candidate, by validation rows."""
     answer: str
-    """Of the question that decides: "together", "alone", "negligible" or "open"."""
+    """Of the question that decides: "together", "likely", "alone", "negligible" or
+    "open"."""
     clients: int
     splits: int
     who: Gainers
@@ -196,10 +202,12 @@ def decide(
     gaps = difference(scores[alone].test, scores[candidate].test)
     up, down = clearly_above(gaps), clearly_above(-gaps)
     answer = "alone" if down < LEVEL else "open"
-    if up < LEVEL:
-        little = NEGLIGIBLE * (mean(constant.test) - mean(scores[candidate].test))
-        answer = "together" if mean(gaps) > little else "negligible"
-    method = candidate if answer == "together" else ALONE
+    little = NEGLIGIBLE * (mean(constant.test) - mean(scores[candidate].test))
+    if up < LIKELY and mean(gaps) > little:
+        answer = "together" if up < LEVEL else "likely"
+    elif up < LEVEL:
+        answer = "negligible"
+    method = candidate if answer in DEPLOYED else ALONE
     means = comparable_means(
         {name: scores[name].validation for name in (alone, candidate)}
     )
@@ -236,16 +244,9 @@ def choose(
     """
     means = comparable_means(validated)
     best = min(means, key=lambda name: means[name])
-    unit = max(constant - means[best], 0.0)
-
-    def is_as_good(name: str) -> bool:
-        gap = means[name] - means[best]
-        if gap <= AS_GOOD * unit:
-            return True
-        clear = clearly_above(difference(validated[name], validated[best])) < LEVEL
-        return gap <= NEGLIGIBLE * unit and not clear
-
-    return best, [name for name in BY_NAME if name in means and is_as_good(name)]
+    little = AS_GOOD * max(constant - means[best], 0.0)
+    limit = means[best] + min(little, NEGLIGIBLE * abs(means[best]))
+    return best, [name for name in BY_NAME if means.get(name, np.inf) <= limit]
 
 
 def _finite_columns(gaps: np.ndarray) -> np.ndarray:
