@@ -233,15 +233,21 @@ def test_many_clients_are_corrected_for():
 
 
 def test_the_simplest_of_those_like_the_best():
-    means = {"fedavg": 0.44, "own_intercepts": 0.401, "hierarchical": 0.4}
-    means["flix"] = 0.405
+    """A quarter of a percent of the gain over a constant is nothing; the rest is clear."""
+    means = {"fedavg": 0.44, "own_intercepts": 0.4005, "hierarchical": 0.4}
+    means["flix"] = 0.402
     exact = {name: scores(mean, 3).validation for name, mean in means.items()}
     best, alike = choose(exact, constant=0.7)
     assert best == "hierarchical" and alike == ["own_intercepts", "hierarchical"]
-    # Half a percent of what the best one gains over the constant is the limit.
-    means["own_intercepts"] = 0.402
-    less = {name: scores(mean, 3).validation for name, mean in means.items()}
-    assert choose(less, constant=0.7)[1] == ["hierarchical"]
+
+
+@pytest.mark.parametrize(("worse", "constant"), [(0.404, 0.7), (0.404, 0.42)])
+def test_what_may_be_chance_is_as_good_unless_it_is_much(worse, constant):
+    best = scores(0.4, 3).validation
+    other = scores(worse, 4, spread=0.1).validation
+    other += worse - other.mean()
+    found = choose({"fedavg": other, "flix": best}, constant)[1]
+    assert found == (["fedavg", "flix"] if constant == 0.7 else ["flix"])
 
 
 def test_what_there_was_no_time_for_is_in_the_first_sentence():
