@@ -233,7 +233,7 @@ def test_many_clients_are_corrected_for():
 
 
 def test_the_simplest_of_those_like_the_best():
-    """A quarter of a percent of the gain over a constant is nothing; the rest is clear."""
+    """A quarter of a percent of the gain over a constant is nothing."""
     means = {"fedavg": 0.44, "own_intercepts": 0.4005, "hierarchical": 0.4}
     means["flix"] = 0.402
     exact = {name: scores(mean, 3).validation for name, mean in means.items()}

@@ -151,7 +151,7 @@ def test_settings_are_found_wherever_the_search_begins():
         PooledRows(inputs, targets + draw.normal(size=1200), counts) for _ in "ab"
     )
     chosen, done = tuning.tune(
-        task, CANDIDATES[3], [tuning.Split(train, held)], {}, lambda: True
+        task, CANDIDATES[3], [tuning.Split(train, held)], {}, lambda: True, {}
     )
     assert done and chosen["slopes"] < 1e-3 and chosen["level"] < 0.1
 
@@ -168,7 +168,7 @@ def test_a_client_of_one_class_is_not_certain():
     split = tuning.Split(rows(), rows())
     task = Task("binary", 1, (2,))
     for one in CANDIDATES[0], CANDIDATES[2]:
-        chosen, _ = tuning.tune(task, one, [split], {}, lambda: True)
+        chosen, _ = tuning.tune(task, one, [split], {}, lambda: True, {})
         chance = expit(tuning.predict(task, one.name, [split], chosen)[0][:30])
         assert 0.9 < chance.mean() < 1 - 1 / 150
 

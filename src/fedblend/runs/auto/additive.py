@@ -34,6 +34,12 @@ def count_bins(task: Task) -> int:
     return next(filter(fits, BINS), 0) if task.ranks else 0
 
 
+def add_bins(rows: PooledRows, bins: int) -> PooledRows:
+    """Rows with the entries of their numbers' bins as inputs."""
+    inputs = np.hstack([rows.inputs, bin_entries(rows.ranks, bins)])
+    return PooledRows(inputs, rows.targets, rows.counts)
+
+
 def evaluate_additive(
     table: Table, candidate: Candidate, left: Callable[[], float]
 ) -> Predictions | None:
@@ -48,15 +54,11 @@ def evaluate_additive(
         return None
     bins = count_bins(table.task)
 
-    def add_bins(rows: PooledRows) -> PooledRows:
-        inputs = np.hstack([rows.inputs, bin_entries(rows.ranks, bins)])
-        return PooledRows(inputs, rows.targets, rows.counts)
-
-    first = add_bins(table.to_choose[0].train).inputs
+    first = add_bins(table.to_choose[0].train, bins).inputs
     splits = SPLITS if table.slow or first.size > INPUTS else len(table.to_choose)
     few = [
-        [Split(*map(add_bins, split)) for split in of[:splits]]
-        for of in (table.to_choose, table.to_test)
+        [Split(add_bins(one.train, bins), add_bins(one.held, bins)) for one in of]
+        for of in (table.to_choose[:splits], table.to_test[:splits])
     ]
     known = table.settings.get(candidate.name)
     settings = dict(table.settings)

@@ -10,7 +10,6 @@ interrupted.
 
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from fedblend.config.config import Config, dump
 from fedblend.errors import RunError
 from fedblend.runs import run_folder
 from fedblend.runs.auto import candidates, description, sentences
-from fedblend.runs.auto.additive import count_bins
 from fedblend.runs.auto.candidates import (
     ALONE,
     BY_NAME,
@@ -230,19 +228,9 @@ class AutoComparison:
 
     def _compared(self, contest: Contest) -> list[Candidate]:
         """The methods for such a target, the simplest first."""
-        task = contest.table.task
-        if task.kind == "survival":
+        if contest.table.task.kind == "survival":
             return [BY_NAME[name] for name in COX]
-        models = {"linear"} if self.request.once else {*TIME}
-        if not count_bins(task):
-            models.discard("additive")
-        return [
-            one
-            for one in CANDIDATES
-            if one.model in models
-            if task.kind not in one.not_for
-            if one.deployable or find_spec("sklearn")
-        ]
+        return [one for one in CANDIDATES if contest.takes(one)]
 
     def _compare(self, contest: Contest) -> None:
         """Tune every method, and score it; settings that are known stay."""

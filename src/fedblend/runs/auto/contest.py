@@ -4,12 +4,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from fedblend.config.build import Built
-from fedblend.runs.auto.additive import evaluate_additive
+from fedblend.runs.auto.additive import count_bins, evaluate_additive
 from fedblend.runs.auto.candidates import ALONE, BY_NAME, Candidate, Request
 from fedblend.runs.auto.letters import count_numbers, expand_splits, read_letters
 from fedblend.runs.auto.network import evaluate_network
@@ -131,6 +132,17 @@ class Contest:
         """The settings that were chosen, by the method."""
         known = self.methods.items()
         return {name: of["setting"] for name, of in known if "setting" in of}
+
+    def takes(self, candidate: Candidate) -> bool:
+        """Whether a method is one for such a table."""
+        request, task = self.table.request, self.table.task
+        if task.kind in candidate.not_for:
+            return False
+        if candidate.model != "linear" and request.once:
+            return False
+        if candidate.model == "additive":
+            return bool(count_bins(task)) and not self.is_large
+        return candidate.deployable or find_spec("sklearn") is not None
 
     def evaluate(self, candidate: Candidate, left: Callable[[], float]) -> bool:
         """Tune a method, and score it; False if there was no time for it.

@@ -15,6 +15,7 @@ from fedblend.config.config import Config
 from fedblend.config.sweep import Point, join_points
 from fedblend.models.feedforward import Affine
 from fedblend.runs import run_folder
+from fedblend.runs.auto.additive import add_bins
 from fedblend.runs.auto.candidates import ALONE, BY_NAME
 from fedblend.runs.auto.linear import shared_part
 from fedblend.runs.auto.tuning import models, scale_rows
@@ -130,7 +131,9 @@ def train_on_all_rows(
         run_folder.write_models(place, run, seeds)
         run_folder.write_personal_models(place, run, seeds, built.algorithm, "always")
         return
-    rows = scale_rows(built.task, train)
+    rows, setting = scale_rows(built.task, train), dict(setting)
+    if bins := int(setting.pop("bins", 0)):
+        rows = add_bins(rows, bins)
     with threadpool_limits(1):
         found = models(built.task, name, rows, setting)
     shared = np.zeros_like(found[0])

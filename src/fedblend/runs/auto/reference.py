@@ -56,8 +56,7 @@ def evaluate_trees(
     """
     own, validation, test = candidate.name == OWN_TREES, [], []
     pairs = zip(table.to_choose[:SPLITS], table.to_test[:SPLITS], strict=False)
-    values = table.tested.federated_data.train.total * np.prod(table.task.shape)
-    needed = 4 * STAGES[-1] * values / SPEED
+    needed = 4 * STAGES[-1] * table.to_choose[0].train.inputs.size / SPEED
     for chosen, tested in pairs:
         if left() <= needed:
             break

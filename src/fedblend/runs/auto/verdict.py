@@ -16,8 +16,8 @@ tenth of that gain and 2 % of its score, where that may be chance: 20 % by the t
 below, or 5 % where the best one is an extension, with one more setting that validation
 rows chose.
 
-*Alone* is the linear model of each client, or boosted trees on its own rows where
-validation rows choose these, by the same rule.
+*Alone* is the linear model of each client, or boosted trees on its own rows where these
+are better on validation rows by more than 2 % of what they gain over a constant.
 
 *The question that decides.* Is the candidate better than training alone, on test rows?
 One test, once, one-sided, at 5 %: Wilcoxon's signed-rank test over clients, of their
@@ -199,10 +199,13 @@ def decide(
     validated = {name: of.validation for name, of in federated.items()}
     best, alike = choose(validated, mean(constant.validation))
     candidate = alike[0]
-    by_itself = {
-        name: scores[name].validation for name in (ALONE, OWN_TREES) if name in scores
-    }
-    alone = choose(by_itself, mean(constant.validation))[1][0]
+    alone = ALONE
+    if OWN_TREES in scores:
+        both = {name: scores[name].validation for name in (ALONE, OWN_TREES)}
+        means = comparable_means(both)
+        little = NEGLIGIBLE * (mean(constant.validation) - means[OWN_TREES])
+        if means[ALONE] - means[OWN_TREES] > max(little, 0.0):
+            alone = OWN_TREES
     gaps = difference(scores[alone].test, scores[candidate].test)
     up, down = clearly_above(gaps), clearly_above(-gaps)
     answer = "alone" if down < LEVEL else "open"
