@@ -115,6 +115,19 @@ def test_in_evaluation_rows_do_not_depend_on_each_other():
     assert jnp.isfinite(broken).all()  # compressed variances may be below 0
 
 
+def test_statistics_keep_their_precision_where_products_do_not():
+    """Running statistics in bfloat16 would stop at 1/128 of their value."""
+    low = fb.models.set_products(MODEL, "bfloat16")
+    params, rows = MODEL.init(KEY), Batch((INPUTS, TARGETS), key=KEY)
+    far = params.norm[0]._replace(mean=Statistic(jnp.full(4, 1e4 + 1)))
+    far = params._replace(norm=(far,))
+    slopes = [
+        statistics(gradient(fb.losses.cross_entropy(one.apply))(far, rows))[0]
+        for one in (low, MODEL)
+    ]
+    np.testing.assert_allclose(*slopes, atol=0.1)
+
+
 def test_fedbn_keeps_statistics_and_servers_take_the_mean_of_others():
     work = fb.Work(0.1, 3, 4)
     start = MODEL.init(KEY)

@@ -196,8 +196,8 @@ def _why(error: Exception) -> str:
         )
     if "specialized" in text or "ConstraintViolation" in kind:
         return (
-            "works for one number of rows only, that of the example; sizes in view or "
-            "reshape must follow inputs.shape[0]"
+            "works for one number of rows only, that of the example; sizes must follow "
+            "inputs.shape[0], and not len(inputs)"
         )
     return f"cannot be traced by torch.export: {kind}: {text[:300]}"
 
