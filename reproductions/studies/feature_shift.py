@@ -12,6 +12,7 @@ python feature_shift.py --small    seconds, other figures
 """
 
 import argparse
+from typing import Literal
 
 import jax
 import numpy as np
@@ -36,7 +37,9 @@ def federation(seed: int) -> fb.FederatedData:
     return fb.federate((images, labels), parts, test=1 / 3, seed=seed)
 
 
-def accuracy(method: str, norm: bool | str, seed: int, rounds: int) -> float:
+def accuracy(
+    method: str, norm: bool | Literal["batch"], seed: int, rounds: int
+) -> float:
     """Test accuracy of the deployed models, mean over clients."""
     model, data = fb.models.mlp(64, 10, hidden=(64, 64), norm=norm), federation(seed)
     loss = fb.losses.cross_entropy(model.apply)
@@ -66,7 +69,8 @@ def main() -> None:
     seeds, rounds = (1, 2) if parser.parse_args().small else (5, 60)
     print("| method | normalization | test accuracy, mean and deviation of seeds |")
     print("|---|---|---|")
-    for norm, called in (("batch", "batch"), (True, "layer")):
+    norms: dict[str, bool | Literal["batch"]] = {"batch": "batch", "layer": True}
+    for called, norm in norms.items():
         for method in ("FedAvg", "FedBN", "alone"):
             each = [accuracy(method, norm, seed, rounds) for seed in range(seeds)]
             print(f"| {method} | {called} | {np.mean(each):.3f} ± {np.std(each):.3f} |")
