@@ -14,13 +14,13 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from fedblend import keys
-from fedblend.checks import COUNT, POSITIVE, Count, Positive, gate, optional
+from fedblend.checks import COUNT, Count, Positive, gate, optional
 from fedblend.core import Batch, Key, Loss, PyTree
 from fedblend.errors import SettingError, UserError
 from fedblend.losses import row_losses
@@ -110,8 +110,10 @@ def cutout(size: Count) -> Change:
     return _each(cut)
 
 
-@gate(strength=POSITIVE, classes=optional(COUNT))
-def mixup(strength: Positive, classes: Any = None) -> Change:
+@gate()
+def mixup(
+    strength: Positive, classes: Annotated[int | None, optional(COUNT)] = None
+) -> Change:
     """Rows mixed with others of the batch, inputs and targets alike.
 
     Args:

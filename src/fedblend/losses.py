@@ -98,10 +98,20 @@ def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
 
 
 def row_losses(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
-    """The losses of rows; the loss gets key and mask if it has such parameters."""
-    if batch.key is not None and has_statistics(params):
-        _require_arguments(loss, batch)
-    more = select_named(loss, key=batch.key, mask=batch.mask)
+    """The losses of rows; the loss gets key and mask if it has such parameters.
+
+    Raises:
+        SettingError: it would train batch normalization without its statistics.
+    """
+    known = {"key": batch.key, "mask": batch.mask}
+    more = select_named(loss, **known)
+    missing = [name for name in known.keys() - more if known[name] is not None]
+    if missing and batch.key is not None and has_statistics(params):
+        raise SettingError(
+            "loss",
+            f"has no parameter {min(missing)!r}, which batch normalization trains by; "
+            "write loss(params, rows, key, mask) and apply(params, inputs, key, mask)",
+        )
     return loss(params, batch.rows, **more)
 
 
@@ -115,18 +125,6 @@ def select_named(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
     except ValueError:  # a built-in function
         return {}
     return {name: value for name, value in values.items() if name in names}
-
-
-def _require_arguments(loss: Loss, batch: Batch) -> None:
-    """Refuse a loss that would train batch normalization without its statistics."""
-    wanted: dict[str, Any] = {"key": batch.key}
-    wanted |= {} if batch.mask is None else {"mask": batch.mask}
-    for name in wanted.keys() - select_named(loss, **wanted):
-        raise SettingError(
-            "loss",
-            f"has no parameter {name!r}, which batch normalization trains by; write "
-            "loss(params, rows, key, mask) and apply(params, inputs, key, mask)",
-        )
 
 
 def _shapes(tree: PyTree) -> str:

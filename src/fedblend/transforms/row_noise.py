@@ -56,6 +56,8 @@ from fedblend.transforms.row_gradients import (
     sum_weighted,
 )
 
+Derive = Callable[[PyTree, Key | None], RowGradient]
+"""What is derived from a row and its key."""
 SIDES = "left", "right"
 MOST_NUMBERS = 2**24
 """Of the gradients of single rows that are in memory at once."""
@@ -131,7 +133,7 @@ class RowNoise(HiddenLoss):
 
     def _noisy_mean(
         self,
-        derive: Callable[[PyTree, Key | None], RowGradient],
+        derive: Derive,
         like: PyTree,
         batch: Batch,
     ) -> PyTree:
@@ -155,7 +157,7 @@ class RowNoise(HiddenLoss):
 
     def _sum_clipped(
         self,
-        derive: Callable[[PyTree, Key | None], RowGradient],
+        derive: Derive,
         like: PyTree,
         batch: Batch,
         weights: jax.Array,
