@@ -17,6 +17,7 @@ from fedblend.models.feedforward import Affine
 from fedblend.runs import run_folder
 from fedblend.runs.auto.additive import add_bins
 from fedblend.runs.auto.candidates import ALONE, BY_NAME
+from fedblend.runs.auto.letters import count_entries
 from fedblend.runs.auto.linear import shared_part
 from fedblend.runs.auto.tuning import models, scale_rows
 from fedblend.runs.run import run_built
@@ -29,6 +30,8 @@ the model: networks have other first weights."""
 
 SPEED, START = 1e9, 5.0
 """Products per second of a processor core, and seconds in which a run is compiled."""
+COSTLY = 1e9
+"""Products of a split from which a program without own parts is worth compiling."""
 
 
 def count_affordable(
@@ -50,7 +53,7 @@ def count_affordable(
         each = seen["rows"] * seen["entries"]
         if algorithm.name == "hierarchical":
             own = algorithm.level or algorithm.slopes
-            steps = (algorithm.steps if own else 1) + 2
+            steps = algorithm.steps + 2 if own else 0
             solved = steps * seen["clients"] * seen["entries"] ** 3
             each = each * seen["entries"] + solved
         products += config.run.rounds * each
@@ -79,8 +82,12 @@ def keep_run(
         stop: raises if the user asked to stop.
     """
     built, algorithm, program = build(config), cast(Any, config.algorithm), name
+    clients, entries = built.federated_data.clients, count_entries(built.task)
     if algorithm.name == "hierarchical" and algorithm.share:
-        built, program = _take_variances(config, built), config.model.name
+        solved = config.run.rounds * clients * entries**3
+        # Own parts that are all zero are left out of a program of its own.
+        if algorithm.level or algorithm.slopes or solved < COSTLY:
+            built, program = _take_variances(config, built), config.model.name
     summary, run = run_built(
         config,
         built,
@@ -91,7 +98,6 @@ def keep_run(
         on_step=lambda step: stop(),
     )
     done[program] = run
-    clients = built.federated_data.clients
     known["bits_per_client"] = bits_per_client(summary, clients)
     tested = float(np.mean(known["by_split"][: len(summary["runs"])]))
     return distance_warning(summary, metric, name, tested, config.run.rounds)
