@@ -162,7 +162,7 @@ def test_one_client_alone_gets_its_own_regression():
 
 def test_amounts_of_sharing_that_have_no_model_are_refused():
     found = fb.one_letter(
-        fb.federate((np.eye(40)[:, :2], np.arange(40.0)), [np.arange(20), np.arange(20, 40)]),
+        fb.federate((np.eye(40)[:, :2], np.arange(40.0)), np.split(np.arange(40), 2)),
         level=1.0,
         slopes=1.0,
     )
