@@ -53,6 +53,7 @@ def test_no_row_predicts_itself():
     rows.targets[7] = 1 - rows.targets[7]
     after = cross_predict(TASK, "fedavg", rows, {"ridge": 1e-3})
     fold = np.arange(600) % 5 == 7 % 5
+    assert before is not None and after is not None
     np.testing.assert_array_equal(before[fold], after[fold])
     assert (before[~fold] != after[~fold]).all()
 
