@@ -93,3 +93,11 @@ def test_what_fails_leaves_nothing_and_what_is_there_stays(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wards"]
     with pytest.raises(DataError, match="exists already"):
         write_shards(folder, clients())
+
+
+def test_an_empty_folder_is_filled_and_another_stays(tmp_path):
+    write_shards(tmp_path, clients())
+    assert open_shards(tmp_path).clients == len(COUNTS)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file: exists already"):
+        write_shards(tmp_path / "file", clients())

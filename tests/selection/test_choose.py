@@ -265,7 +265,7 @@ def test_an_arm_that_diverged_is_nobodys_choice():
         ({"references": ["2"]}, "references: '2' is not one of 0, 0.5, 1"),
         ({"references": []}, "references:"),
         ({"references": "0"}, "^references: '0' is not a list of names$"),
-        ({"key": 3}, "^key: int is not a key of JAX; write jax.random.key"),
+        ({"key": 3.0}, "^key: float is not a key of JAX or a seed; write"),
         ({"build": {}}, "^build: {} is not a mapping with an algorithm or more$"),
         (
             {"measure": {"auc": fb.metrics.auc(lambda p, x: x @ p)}},

@@ -50,7 +50,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "measure_on: .0, 7. is not made of ids between 0 and 6": {"measure_on": [0, 7]},
     "measure_on: .. is not a whole number .*, or the ids": {"measure_on": []},
     "measure_on: .2, 1, 2. has the same client twice": {"measure_on": [2, 1, 2]},
-    "key: int is not a key of JAX": {"key": 0},
+    "key: float is not a key of JAX or a seed": {"key": 0.0},
+    "key: -1 is not a whole number": {"key": -1},
+    "key: True is not a whole number": {"key": True},
     "key: ArrayImpl is not a key of JAX": {"key": jax.random.PRNGKey(0)},
     "algorithm: a builder needs `over`": {"algorithm": lambda hyper: fedavg},
     "over: lengths .2, 3. of the sweep": {
@@ -84,6 +86,20 @@ def test_refused_in_one_line(line):
     with pytest.raises(ValueError, match=line) as error:
         simulate(**REFUSED[line])
     assert "\n" not in str(error.value)
+
+
+def test_a_model_is_its_init_and_a_number_its_key():
+    def init(key):
+        return jax.random.normal(key, on.params.shape)
+
+    model = fb.models.Model(init, lambda params, inputs: inputs @ params)
+    pairs: Any = ((model, 7), (init, jax.random.key(7)), (init, np.int64(7)))
+    one, *others = (
+        fb.simulate(fedavg, params, on.federated_data, key, rounds=2).params
+        for params, key in pairs
+    )
+    for other in others:
+        np.testing.assert_array_equal(one, other)
 
 
 def test_needs_that_are_met_are_not_in_the_way():

@@ -60,7 +60,7 @@ def write_shards(
     """Write clients' rows to a folder, one client at a time; see ``open_shards``.
 
     Args:
-        folder: is made; must not be there.
+        folder: is made; must not be there, or be empty.
         clients: name and rows of each, such as ``("ward 3", (inputs, targets))``.
         task: what targets mean, for configurations that run from the folder.
         seed: of the shuffle of each client's rows, the same as that of ``federate``.
@@ -135,7 +135,7 @@ def _write_headers(
 def _new_folder(folder: str | Path) -> Iterator[Path]:
     """A folder to write to: moved to its place at the end, or removed on failure."""
     folder = Path(folder)
-    if folder.exists():
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise DataError(f"{folder}: exists already and is not overwritten")
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)

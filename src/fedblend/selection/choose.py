@@ -49,7 +49,7 @@ from fedblend.selection.arms import (
 )
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import make_cohort, plan_cohorts
-from fedblend.simulation.simulate import RunSpec, check_key, set_up
+from fedblend.simulation.simulate import RunSpec, make_key, set_up
 
 GRID = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 1.0)
 """The alphas that are tried by default."""
@@ -139,7 +139,7 @@ def choose(
     build: Callable[[Any], Algorithm] | Mapping[str, Algorithm],
     params: PyTree | Callable[[Key], PyTree],
     federated_data: FederatedData,
-    key: Key,
+    key: Key | int,
     *,
     rounds: int,
     measure: Mapping[str, Metric | Measure],
@@ -194,7 +194,7 @@ def choose(
         build,  # type: ignore[arg-type]
         params,
         federated_data,
-        key,
+        make_key(key),
         rounds,
         measure=make_metrics(measure),
         **options,
@@ -215,7 +215,6 @@ def choose_arms(
     """``choose``, of what it hands to ``simulate`` as one value."""
     data = FEDERATED_DATA("federated_data", spec.federated_data)
     WEIGHT("guard", guard)
-    check_key(spec.key)
     if spec.key.ndim:
         raise ValueError(
             f"key: {len(spec.key)} keys, but a choice is made for one seed; pass "

@@ -72,7 +72,7 @@ def simulate(
     algorithm: Algorithm | Callable[[Any], Algorithm],
     params: PyTree | Callable[[Key], PyTree],
     federated_data: FederatedData | Sequence[FederatedData],
-    key: Key,
+    key: Key | int,
     *,
     rounds: int,
     cohort: int | Strata | np.ndarray | Cohort | None = None,
@@ -94,10 +94,12 @@ def simulate(
     Args:
         algorithm: what to run; with ``over``, a function from one of its entries (a
             traced number, or a tree of them) to an algorithm.
-        params: the initial parameters, or a function of a key that draws them.
+        params: the initial parameters, a function of a key that draws them, or a
+            ``Model``, whose ``init`` draws them.
         federated_data: the clients' data; or for each of several keys one, with the
             same clients and another split of their rows (``federate(..., split=1)``).
-        key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
+        key: the seed, 0 or ``jax.random.key(0)``; an array of keys runs them side by
+            side.
         rounds: communication rounds.
         cohort: clients of a round, drawn without replacement; all of them if None.
             ``Cohort`` has other ways to draw them, and clients that do not answer.
@@ -125,7 +127,7 @@ def simulate(
     Returns:
         A ``Run``. With several keys or ``over`` its results have a replica for each.
     """
-    measure = make_metrics(measure)
+    key, measure = make_key(key), make_metrics(measure)
     # The parameters of this function are the fields of RunSpec.
     return set_up(RunSpec(**locals()))
 
@@ -133,7 +135,7 @@ def simulate(
 def set_up(spec: RunSpec) -> Run:
     """``simulate``, of its arguments as one value."""
     key, params = spec.key, spec.params
-    check_key(key)
+    params = getattr(params, "init", params)  # of a Model
     replicas = _replicas(key, spec.over)
     build, needs = _builder(spec.algorithm, spec.over, replicas)
     federations = spec.federations
@@ -242,19 +244,23 @@ def _check_params(params: PyTree) -> None:
     """Refuse initial parameters that have no gradient."""
     kinds = [getattr(leaf, "dtype", type(leaf)) for leaf in jax.tree.leaves(params)]
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
-        allowed = "a tree of arrays of floats, or a function that draws one from a key"
+        allowed = "a tree of arrays of floats, a Model, or a function of a key"
         raise UserError("params", params, allowed)
 
 
-def check_key(key: Any) -> None:
-    """Refuse what is no typed key, such as a number."""
+def make_key(key: Any) -> Key:
+    """The key, or that of a seed; what is neither is refused."""
+    if isinstance(key, int | np.integer):
+        return jax.random.key(WHOLE("key", key))
     typed = isinstance(key, jax.Array) and jnp.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )
     if not typed:
         raise ValueError(
-            f"key: {type(key).__name__} is not a key of JAX; write jax.random.key(0)"
+            f"key: {type(key).__name__} is not a key of JAX or a seed; write "
+            "jax.random.key(0), or 0"
         )
+    return key
 
 
 def _splits(asked: Sequence[str] | None, federated_data: FederatedData) -> list[str]:

@@ -34,7 +34,7 @@ from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.simulation.result import LocalBudget
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import choose_measured
-from fedblend.simulation.simulate import RunSpec, set_up
+from fedblend.simulation.simulate import RunSpec, make_key, set_up
 
 ROWS = {True: "validation rows", False: "a held-out fifth of the training rows"}
 """Which rows choose, by whether there are validation rows."""
@@ -76,7 +76,7 @@ def train_alone(
     algorithm: Algorithm | Callable[[Any], Algorithm],
     params: PyTree | Callable[[Key], PyTree],
     federated_data: FederatedData | Sequence[FederatedData],
-    key: Key,
+    key: Key | int,
     *,
     rounds: int,
     measure: Mapping[str, Metric | Measure],
@@ -105,7 +105,13 @@ def train_alone(
     metric = metric or next((name for name in measure if name != "loss"), "loss")
     metrics = make_metrics(measure)
     asked = RunSpec(
-        algorithm, params, federated_data, key, rounds, measure=metrics, **settings
+        algorithm,
+        params,
+        federated_data,
+        make_key(key),
+        rounds,
+        measure=metrics,
+        **settings,
     )
     own, rate, seconds = spec_alone(asked), 1.0, 0.0
     if callable(algorithm) and asked.over is None:
