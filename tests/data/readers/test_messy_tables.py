@@ -414,3 +414,19 @@ def test_columns_without_a_name_are_numbered(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('"",a, ,\n1,2,,\n3,4,,\n')
     assert [*read_table(path).columns] == ["column 1", "a", "column 3", "column 4"]
+
+
+def test_codes_keep_their_zeros(tmp_path):
+    """As numbers, ward 01 and ward 1 would be one client; other columns stay numbers."""
+    rows = [
+        "ward,age,y",
+        *(
+            f"{ward},0{age},{age}.5"
+            for ward in ("01", "1", "030001")
+            for age in range(40, 44)
+        ),
+    ]
+    (tmp_path / "wards.csv").write_text("\n".join(rows))
+    found = fb.data.read(tmp_path / "wards.csv", target="y", client="ward")
+    assert sorted({str(one) for one in found.keys}) == ["01", "030001", "1"]
+    assert found.rows[0].shape == (12, 1)  # an age is a number, written so or so

@@ -9,6 +9,8 @@ a pandas frame may hold values of several types. Texts stay texts here: what the
 is up to ``data.preprocess``.
 """
 
+import csv
+import io
 import re
 import zipfile
 import zlib
@@ -32,6 +34,7 @@ from fedblend.extras import require
 FILES = (".csv", ".tsv", ".parquet", ".gz", ".zip")
 """The files that hold a table."""
 _INDEX = re.compile(r"__index_level_\d+__")
+_CODE = re.compile(r"0\d+")
 _DELIMITERS = (";", "\t", "|")
 _DAMAGE = (OSError, EOFError, UnicodeError, zlib.error, zipfile.BadZipFile)
 _PROBED = 2**20
@@ -163,7 +166,7 @@ def table_name(path: Path) -> str:
 
 def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     """A CSV file, whatever separates its values and whatever its encoding."""
-    csv = require("pyarrow.csv", "csv")
+    reader = require("pyarrow.csv", "csv")
     with _open_unpacked(path) as file:
         first = file.read(_PROBED)
     encoding, notes = _encoding(first), []
@@ -176,8 +179,9 @@ def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
         notes.append(f"{path.name}: values are separated by {delimiter!r}")
     table = _parse_csv(
         path,
-        read_options=csv.ReadOptions(encoding=encoding),
-        parse_options=csv.ParseOptions(
+        _find_codes(first.decode(encoding, "replace"), delimiter),
+        read_options=reader.ReadOptions(encoding=encoding),
+        parse_options=reader.ParseOptions(
             delimiter=delimiter, newlines_in_values=b'"' in first
         ),
     )
@@ -212,21 +216,43 @@ def _encoding(first: bytes) -> str:
     return "utf-8"
 
 
-def _parse_csv(path: Path, **options: Any) -> Any:
+def _find_codes(first: str, delimiter: str) -> list[str]:
+    r"""The columns of a file that begins so in which a whole number begins with 0.
+
+    As numbers, the codes "01" and "1" would be the same.
+
+    >>> _find_codes('ward,beds\n"01",12\n1,0\n', ",")
+    ['ward']
+    """
+    codes = set()
+    try:
+        header, *rows = csv.reader(io.StringIO(first), delimiter=delimiter)
+    except (csv.Error, ValueError):  # which pyarrow tells better
+        return []
+    whole = rows[:-1] if len(first) >= _PROBED else rows  # without one that is cut off
+    for row in whole:
+        codes |= {place for place, of in enumerate(row) if _CODE.fullmatch(of.strip())}
+    return [name for place, name in enumerate(header) if place in codes]
+
+
+def _parse_csv(path: Path, codes: Sequence[str], **options: Any) -> Any:
     """A CSV file; a column is text if its later values do not fit its first ones."""
-    csv = require("pyarrow.csv", "csv")
+    reader = require("pyarrow.csv", "csv")
     pyarrow = require("pyarrow.lib", "csv")
-    texts: dict[str, Any] = {}
+    texts: dict[str, Any] = dict.fromkeys(codes, pyarrow.string())
     while True:
-        as_texts = csv.ConvertOptions(column_types=texts)
+        as_texts = reader.ConvertOptions(column_types=texts)
         try:
             with _open_unpacked(path) as file:
-                return csv.read_csv(file, convert_options=as_texts, **options)
+                return reader.read_csv(file, convert_options=as_texts, **options)
         except pyarrow.ArrowInvalid as error:
             place = re.match(r"In CSV column #(\d+): CSV conversion error", str(error))
             if place is None:
                 raise
-            with _open_unpacked(path) as file, csv.open_csv(file, **options) as opened:
+            with (
+                _open_unpacked(path) as file,
+                reader.open_csv(file, **options) as opened,
+            ):
                 name = opened.schema.names[int(place[1])]
             if name in texts:
                 raise
