@@ -417,7 +417,7 @@ def test_columns_without_a_name_are_numbered(tmp_path):
 
 
 def test_codes_keep_their_zeros(tmp_path):
-    """As numbers, ward 01 and ward 1 would be one client; other columns stay numbers."""
+    """As numbers, ward 01 and ward 1 would be one client; an age stays a number."""
     rows = [
         "ward,age,y",
         *(
