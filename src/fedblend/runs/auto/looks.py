@@ -354,6 +354,17 @@ def _alike(table: ClientTable, values: np.ndarray) -> float:
     return alike if alike > max(ALIKE, SURE / pairs**0.5) else 0.0
 
 
+def _order_of_rows(table: ClientTable) -> np.ndarray:
+    """The numbers of rows, NaN of clients whose rows are sorted by the target."""
+    order = np.argsort(table.owner, kind="stable")
+    owner, change = table.owner[order][1:], np.diff(_target(table)[order])
+    change[owner != table.owner[order][:-1]] = 0
+    rises, falls = (np.bincount(owner, way) for way in (change > 0, change < 0))
+    numbers = np.arange(len(order), dtype=np.float64)
+    numbers[(np.minimum(rises, falls) == 0)[table.owner]] = np.nan
+    return numbers
+
+
 def series(table: ClientTable) -> Iterator[ColumnFinding]:
     """A column of time, or the order of rows, along which targets are alike."""
     if table.dataset.time is not None:
@@ -364,7 +375,7 @@ def series(table: ClientTable) -> Iterator[ColumnFinding]:
         once = many and len(own) == _count_pairs(owner, own)
         if once or table.columns[name].kind == "date" or _TIME.fullmatch(name.lower()):
             moments[name] = table.values[name]
-    moments["order of rows"] = np.arange(len(table.owner), dtype=np.float64)
+    moments["order of rows"] = _order_of_rows(table)
     for name, values in moments.items():
         alike = _alike(table, values)
         if alike:
