@@ -57,9 +57,9 @@ def test_a_clear_gain_is_deployed():
     of = found(**means)
     assert of.choice.method == "fedavg" and of.answer == "together"
     assert of.choice.alike == ["fedavg", "own_intercepts"] and of.p < 0.001
-    what, *_ = said(of, **means)
+    what, who, _ = said(of, **means)
     assert what.startswith("Deploy FedAvg: it is clearly better than training alone")
-    assert "own intercepts 0.399" in what and "FLIX" not in what
+    assert "as good (own intercepts 0.399)." in who and "FLIX" not in who
 
 
 def test_more_methods_do_not_change_the_question():

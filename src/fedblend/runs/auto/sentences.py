@@ -85,14 +85,14 @@ def sentences(
         what = (
             f"Deploy {_title(method)}: it is {sure} better than training alone{whom} "
             f"(test {criterion} {shown[method]}; alone{_TREES[alone]} {shown[alone]})"
-            f"{doubt}{_others(of, shown)}"
+            f"{doubt}"
         )
     what += _limit(of, scores, shown)
     if failed:
         what += f". {_failures(failed)}"
     if left_out:
         what += f". There was no time for {join_names(left_out)}, which may be better"
-    return [f"{what}.", _who(of), _how_sure(of, criterion)]
+    return [f"{what}.", _who(of) + _others(of, shown), _how_sure(of, criterion)]
 
 
 def _limit(of: Findings, scores: Mapping[str, float], shown: Mapping[str, str]) -> str:
@@ -114,9 +114,9 @@ def _limit(of: Findings, scores: Mapping[str, float], shown: Mapping[str, str]) 
 
 def _others(of: Findings, shown: Mapping[str, str]) -> str:
     alike = [f"{_title(name)} {shown[name]}" for name in of.choice.alike[1:]]
-    if not alike:
+    if not alike or of.choice.method == ALONE or not of.informative:
         return ""
-    return f", and the simplest of the methods that are as good ({join_names(alike)})"
+    return f" It is the simplest of the methods that are as good ({join_names(alike)})."
 
 
 def _who(of: Findings) -> str:
