@@ -56,6 +56,10 @@ def with_loss(loss: Any):
     return simulated(fb.fedavg(loss, WORK))
 
 
+def private(loss: Any):
+    return with_loss(fb.transforms.row_noise(loss, clip=1.0, noise=1.0))
+
+
 WRONG = {
     "federate: partition: row 1 is listed for client 0 and again for client 1; a row":
         lambda: federated([[0, 1], [1, 2]]),
@@ -87,12 +91,19 @@ WRONG = {
     "central: 3 is not a Shard of the server's rows": lambda: simulated(central=3),
     "loss: fails on parameters [(3,)] and rows [(1, 2, 2), (1, 2)]: ValueError: ":
         lambda: simulated(params=jnp.zeros(3)),
-    "loss: an array of shape () of parameters [(2,)] and rows [(1, 2, 2), (1, 2)] is":
+    "loss: returns float32[] of parameters [(2,)] and rows [(1, 2, 2), (1, 2)], not":
         lambda: with_loss(lambda params, rows: params.sum()),
-    "loss: an array of shape (7,) of": lambda: with_loss(
+    "loss: returns float32[7] of": lambda: with_loss(
         lambda params, rows: params.sum() * jnp.ones(7)),
     "loss: fails on parameters [(2,)] and rows [(1, 2, 2), (1, 2)]: TypeError: ":
         lambda: with_loss(lambda params: params),
+    "loss: returns int32[1] of": lambda: with_loss(
+        lambda params, rows: rows[1][:, 0].astype(int)),
+    "loss: returns tuple of": lambda: with_loss(lambda params, rows: (rows[1][:, 0],)),
+    "loss: gets no 'Key' after parameters and rows; did you mean 'key'?":
+        lambda: with_loss(lambda params, rows, Key: LOSS(params, rows)),
+    "loss: returns float32[1, 1] of": lambda: private(
+        lambda params, rows: LOSS(params, rows)[:, None]),
     "params: 'zeros' is not a tree of arrays of floats":
         lambda: simulated(params="zeros"),
     "params: [0, 0] is not a tree of arrays of floats":

@@ -12,7 +12,7 @@ are made of a model's ``apply``, or of another loss, have those that it has.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -26,11 +26,15 @@ from fedblend import trees
 from fedblend.batch_statistics import has_statistics, without_statistics
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Batch, Loss, PyTree
-from fedblend.errors import InputError, SettingError, UserError, show_value
+from fedblend.errors import (
+    CodeError,
+    InputError,
+    SettingError,
+    find_place,
+    hint,
+    show_value,
+)
 from fedblend.mixing import Apply, Blend, predict
-
-MOST_SAID = 120
-"""Characters of the error of somebody's loss that are shown."""
 
 
 class HiddenLoss:
@@ -76,21 +80,7 @@ def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
     """The mean loss over the rows of a batch that count."""
     if isinstance(loss, HiddenLoss):
         return loss.objective(params, batch)
-    given = f"parameters {_shapes(params)} and rows {_shapes(batch.rows)}"
-    try:
-        losses = row_losses(loss, params, batch)
-    except InputError:
-        raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        text = " ".join(str(error).split())[:MOST_SAID]
-        raise SettingError(
-            "loss", f"fails on {given}: {type(error).__name__}: {text}"
-        ) from error
-    wanted = np.shape(jax.tree.leaves(batch.rows)[0])[:1]
-    if np.shape(losses) != wanted:
-        allowed = f"one number for each row, {wanted}"
-        said = f"an array of shape {np.shape(losses)} of {given}"
-        raise UserError("loss", losses, allowed, said)
+    losses = row_losses(loss, params, batch)
     if batch.mask is None:
         return losses.mean()
     count = batch.mask.astype(losses.dtype).sum()
@@ -101,7 +91,9 @@ def row_losses(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
     """The losses of rows; the loss gets key and mask if it has such parameters.
 
     Raises:
-        SettingError: it would train batch normalization without its statistics.
+        CodeError: it fails.
+        SettingError: it would train batch normalization without its statistics, needs
+            another argument, or returns something else than a float for each row.
     """
     known = {"key": batch.key, "mask": batch.mask}
     more = select_named(loss, **known)
@@ -112,7 +104,28 @@ def row_losses(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
             f"has no parameter {min(missing)!r}, which batch normalization trains by; "
             "write loss(params, rows, key, mask) and apply(params, inputs, key, mask)",
         )
-    return loss(params, batch.rows, **more)
+    place = find_place(loss)
+    for name, parameter in list(_parameters(loss).items())[2:]:
+        required = parameter.default is parameter.empty
+        if required and name not in known and "VAR" not in parameter.kind.name:
+            text = f"gets no {name!r} after parameters and rows; {hint(name, known)}"
+            raise SettingError("loss", text + place)
+    given = f"parameters {_shapes(params)} and rows {_shapes(batch.rows)}"
+    if "key" in more and batch.key is None:
+        given += ", key None, as in evaluation"
+    try:
+        losses = loss(params, batch.rows, **more)
+    except InputError:
+        raise
+    except Exception as error:
+        raise CodeError("loss", given, error) from error
+    wanted = np.shape(jax.tree.leaves(batch.rows)[0])[:1]
+    kind = getattr(losses, "dtype", None)
+    if kind is None or losses.shape != wanted or not jnp.issubdtype(kind, jnp.floating):
+        found = type(losses).__name__ if kind is None else f"{kind}{list(losses.shape)}"
+        allowed = f"one float for each row, {wanted}, without mean or sum"
+        raise SettingError("loss", f"returns {found} of {given}, not {allowed}{place}")
+    return losses
 
 
 def select_named(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
@@ -120,11 +133,15 @@ def select_named(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
 
     A wrapped function has the parameters of what it wraps.
     """
+    names = list(_parameters(function))[2:]
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        names = list(inspect.signature(function).parameters)[2:]
+        return inspect.signature(function).parameters
     except ValueError:  # a built-in function
         return {}
-    return {name: value for name, value in values.items() if name in names}
 
 
 def _shapes(tree: PyTree) -> str:

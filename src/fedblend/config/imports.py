@@ -12,13 +12,12 @@ sends: its import paths are refused unless the user allows them (``refuse_unknow
 import importlib
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedblend.errors import RunError, SettingError
+from fedblend.errors import RunError, SettingError, describe
 
 TABLES = ("model", "algorithm")
 """The tables whose ``name`` may be an import path."""
@@ -124,22 +123,11 @@ def one_line_errors(name: str, module: str | None = None) -> Iterator[None]:
         raise
     except ModuleNotFoundError as error:
         if module is None or not module.startswith(error.name or " "):
-            raise SettingError("name", f'"{name}": {_line(error)}') from None
+            raise SettingError("name", f'"{name}": {describe(error)}') from None
         raise SettingError(
             "name",
             f'"{name}": there is no module {error.name}; it is looked for among the '
             "installed ones, beside the configuration and in the working directory",
         ) from None
     except Exception as error:
-        raise SettingError("name", f'"{name}": {_line(error)}') from None
-
-
-def _line(error: Exception) -> str:
-    """An error of the user's own code, and where it happened."""
-    pydantic = getattr(sys.modules.get("pydantic"), "__path__", ())
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = ("<frozen importlib", str(Path(__file__).parents[1]), *map(str, pydantic))
-    own = [one for one in frames if not one.filename.startswith(ours)]
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}{place}"
+        raise SettingError("name", f'"{name}": {describe(error)}') from None

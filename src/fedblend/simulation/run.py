@@ -14,6 +14,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
+from fedblend.errors import InputError, shorten
 from fedblend.simulation import devices
 from fedblend.simulation.cohort_loader import CohortLoader
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
@@ -91,7 +92,10 @@ class Run(Results):
         with Watch(self._engine.name) as watch:
             while self.down is None or self.round < self.rounds:
                 watch.after = [self.round]
-                self._begin() if self.down is None else self._advance()
+                try:
+                    self._begin() if self.down is None else self._advance()
+                except InputError as error:
+                    raise shorten(error) from error.__cause__
                 watch.after = []
                 yield self.records[-1]
 

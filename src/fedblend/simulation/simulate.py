@@ -19,7 +19,7 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, COUNT, WHOLE, Instance, optional
 from fedblend.core import Algorithm, Key, Needs, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
-from fedblend.errors import UserError
+from fedblend.errors import InputError, UserError, shorten
 from fedblend.metrics import Measure, Metric, make_metrics
 from fedblend.simulation import aggregators, devices, sampling
 from fedblend.simulation.aggregators import Reduction
@@ -129,7 +129,11 @@ def simulate(
     """
     key, measure = make_key(key), make_metrics(measure)
     # The parameters of this function are the fields of RunSpec.
-    return set_up(RunSpec(**locals()))
+    spec = RunSpec(**locals())
+    try:
+        return set_up(spec)
+    except InputError as error:
+        raise shorten(error) from error.__cause__
 
 
 def set_up(spec: RunSpec) -> Run:
