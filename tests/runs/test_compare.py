@@ -242,6 +242,7 @@ def test_files_of_one_name_take_the_names_of_the_files(tmp_path):
 
     for stem in ("first", "second"):
         (tmp_path / f"{stem}.toml").write_text(dump(config()))
-    found, _ = read_entries([tmp_path / "first.toml", tmp_path / "second.toml"], 3)
+    found = read_entries([tmp_path / "first.toml", tmp_path / "second.toml"], 3)
     assert list(found) == ["fedavg", "second"]
-    assert found["second"].run.seed == [0, 1, 2]
+    second: Any = found["second"]
+    assert second.run.seed == [0, 1, 2]

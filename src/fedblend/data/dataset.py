@@ -17,13 +17,14 @@ Images are float32 in [0, 1], four bytes per pixel: MNIST takes 220 MB, all of C
 
 import bz2
 import gzip
+import hashlib
 import inspect
 import lzma
 import math
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import (
@@ -399,6 +400,15 @@ def _check_finite(values: np.ndarray, columns: tuple[str, ...], where: str) -> N
         column = repr(columns[place[1]])
     at = f"row {place[0]} (counted from 0)" + (f", column {column}" if column else "")
     raise DataError(f"{where}: {at} is {values[place]}; only finite numbers are usable")
+
+
+def digest(arrays: Iterable[Any]) -> str:
+    """The sha256 of arrays, with their shapes and dtypes."""
+    found = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

@@ -19,16 +19,17 @@ import numpy as np
 from fedblend.config import toml
 from fedblend.config.config import Config, dump, load
 from fedblend.config.sweep import Point, grid, parse, programs
-from fedblend.errors import ConfigError, RunError
+from fedblend.errors import ConfigError, RunError, UserError
 from fedblend.runs import run_folder
 from fedblend.runs.comparison import Comparison, TargetValue, write
 from fedblend.runs.paired import check_same_data, data_keys
 from fedblend.runs.run import Step, run_config, share_alone, work_alone
 from fedblend.runs.run_folder import Folder
 from fedblend.runs.side_by_side import NotTogether, run_together
+from fedblend.simulation.run import Run
 
-Entry = str | Path | Config
-"""A configuration, its file, or the folder of a finished run."""
+Entry = str | Path | Config | Run
+"""A configuration, its file, the folder of a finished run, or a run of ``simulate``."""
 OnStep = Callable[[str, Step], None]
 """Called with the name of a run and its progress."""
 OnWarning = Callable[[str], None]
@@ -48,7 +49,7 @@ class Sweep(NamedTuple):
 
 
 def compare(
-    entries: Sequence[Entry],
+    entries: Sequence[Entry] | Mapping[str, Entry],
     out: str | Path = "runs/comparison",
     *,
     seeds: int | None = None,
@@ -62,8 +63,10 @@ def compare(
     """Run configurations on the same clients and splits, and compare them.
 
     Args:
-        entries: configurations, TOML files, or folders of finished runs.
-        out: the folder of the comparison; it must not hold one yet, unless ``resume``.
+        entries: configurations, TOML files, folders of finished runs, or runs of
+            ``simulate``, whose folders are written; by name, or in a list.
+        out: the folder of the comparison; it must not hold one yet, unless ``resume``,
+            or no configuration is to run.
         seeds: how many seeds to run, from the configuration's own on.
         resume: continue a comparison that was interrupted.
         metrics: what to test differences of; the main metric if None.
@@ -77,14 +80,24 @@ def compare(
     """
     out = Path(out)
     wanted = None if target is None else TargetValue.parse(target)
-    configs, finished = read_entries(entries, seeds, tuple(sets))
+    found = read_entries(entries, seeds, tuple(sets))
+    configs = {name: of for name, of in found.items() if isinstance(of, Config)}
+    runs = {name: of for name, of in found.items() if isinstance(of, Run)}
     check_same_data({name: (data_keys(of), {}) for name, of in configs.items()})
-    _check_free(out, "comparison", resume)
-    folders = {name: out / "runs" / name for name in configs}
+    if configs or not runs:
+        _check_free(out, "comparison", resume)
+    places = [
+        out / "runs" / safe_name(name) if name in configs or name in runs else of
+        for name, of in found.items()
+    ]
+    folders: dict[str, Any] = dict(zip(found, places, strict=True))
+    if len(set(places)) < len(places):
+        raise RunError(f"compare: {', '.join(folders)}: two runs have the same folder")
+    for name, run in runs.items():
+        run.save(folders[name], name)
     for name in configs:
         _run(name, configs, folders, on_step, on_warning)
     out.mkdir(parents=True, exist_ok=True)
-    folders = {**finished, **folders}
     return write(folders, out, metrics=metrics, target=wanted)
 
 
@@ -205,34 +218,50 @@ def _run_points(
 
 
 def read_entries(
-    entries: Sequence[Entry], seeds: int | None, sets: Sequence[str] = ()
-) -> tuple[dict[str, Config], dict[str, Path]]:
-    """The configurations to run and the folders of finished runs, by name."""
-    configs: dict[str, Config] = {}
-    finished: dict[str, Path] = {}
+    entries: Sequence[Entry] | Mapping[str, Entry],
+    seeds: int | None = None,
+    sets: Sequence[str] = (),
+) -> dict[str, Path | Config | Run]:
+    """What to run, the folders of finished runs, and runs, by name."""
     if not entries:
         raise RunError(
             "compare: nothing to compare; name configurations or run folders"
         )
+    if isinstance(entries, Mapping):
+        return {str(name): _read(of, seeds, sets)[0] for name, of in entries.items()}
+    found: dict[str, Path | Config | Run] = {}
     for entry in entries:
-        if isinstance(entry, Config) or not Path(entry).is_dir():
-            config = entry if isinstance(entry, Config) else load(Path(entry), sets)
-            name = safe_name(config.name)
-            if name in configs and not isinstance(entry, Config):
-                name = safe_name(Path(entry).stem)
-        else:
-            config, name = None, Path(entry).resolve().name
-            run_folder.read_summary(Folder(Path(entry)))
-        if name in configs or name in finished:
-            where = "a configuration" if isinstance(entry, Config) else entry
+        value, *names = _read(entry, seeds, sets)
+        name = next((name for name in names if name not in found), None)
+        if name is None:
+            kinds = {Config: "a configuration", Run: "compare takes runs by name, too"}
+            where = kinds.get(type(entry), entry)
             raise ConfigError(
-                f"{where}: name: {name!r} is the name of another run of this comparison"
+                f"{where}: name: {names[0]!r} is the name of another run of this "
+                "comparison"
             )
-        if config is None:
-            finished[name] = Path(str(entry))
-        else:
-            configs[name] = set_seeds(config, seeds)
-    return configs, finished
+        found[name] = value
+    return found
+
+
+def _read(
+    entry: Entry, seeds: int | None, sets: Sequence[str]
+) -> tuple[Path | Config | Run, str, str]:
+    """What an entry stands for, its name, and another one where that is taken."""
+    if isinstance(entry, Run):
+        return entry, entry.name, entry.name
+    if isinstance(entry, Config):
+        name = safe_name(entry.name)
+        return set_seeds(entry, seeds), name, name
+    if not isinstance(entry, str | Path):
+        allowed = "a configuration, a folder or a run of simulate"
+        raise UserError("compare", entry, allowed)
+    path = Path(entry)
+    if path.is_dir():
+        summary = run_folder.read_summary(Folder(path))
+        return path, path.resolve().name, safe_name(str(summary.get("name", "")))
+    config = set_seeds(load(path, sets), seeds)
+    return config, safe_name(config.name), safe_name(path.stem)
 
 
 def safe_name(name: str) -> str:

@@ -98,6 +98,12 @@ class Comparison(NamedTuple):
         """The table in LaTeX."""
         return tables.latex(self.table)
 
+    def report(self, path: str | Path) -> Path:
+        """Write all runs as one HTML page."""
+        from fedblend.report.page import write_page
+
+        return write_page(list(self.folders.values()), Path(path))
+
 
 def write(
     folders: Mapping[str, Path],

@@ -63,7 +63,7 @@ def write_summary(
     runs = [{"seed": seed, **end} for seed, end in zip(seeds, ends, strict=True)]
     columns, about_clients, warnings = diagnostics(run, config.algorithm)
     least = chance(loss_name(config, built.task), run.federated_data)
-    warnings += _warnings_at_end(run, runs, least)
+    warnings += warnings_at_end(run, runs, least)
     unseen = _unseen_clients(run, config, built)
     harmed = write_results(folder, run, seeds, columns, unseen)
     kept, size = run_folder.write_personal_models(
@@ -97,13 +97,17 @@ def write_summary(
 
 def origin(built: Built) -> dict[str, Any]:
     """The versions, the device and the data of a run."""
+    return {**versions(), "data": built.facts}
+
+
+def versions() -> dict[str, Any]:
+    """The versions and the device of a run."""
     return {
         "fedblend": fb.__version__,
         "jax": jax.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "device": jax.devices()[0].device_kind,
-        "data": built.facts,
     }
 
 
@@ -269,7 +273,7 @@ def _warnings_of_alpha(run: Run, options: Any) -> list[str]:
     ]
 
 
-def _warnings_at_end(
+def warnings_at_end(
     run: Results, runs: Sequence[Mapping[str, Any]], chance: float | None
 ) -> list[str]:
     """What is odd about a completed run; ``runs`` are the summaries of its seeds."""

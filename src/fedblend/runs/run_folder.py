@@ -71,6 +71,8 @@ clients deploy the shared model, or they were not kept."""
 AUTO, DEPLOYED = "auto.json", "deployed"
 """What a comparison by ``fedblend auto`` has in its folder: what it found, and the
 models of the method to deploy, trained on all rows."""
+MADE_BY = "fb.simulate"
+"""What ``config.toml`` has as ``made_by``, where Python code set up the run."""
 MOST_BYTES = 8 * 2**30
 """The models of all clients and seeds are kept up to this size by default."""
 AT_ONCE = 256
@@ -166,7 +168,11 @@ def read_comparison(path: Path) -> dict[str, Any]:
 
 def seeds_of(config: Config) -> list[int]:
     """The seeds of a run."""
-    seed = config.run.seed
+    return list_seeds(config.run.seed)
+
+
+def list_seeds(seed: int | list[int]) -> list[int]:
+    """One seed or several, as a list."""
     return [seed] if isinstance(seed, int) else seed
 
 
@@ -405,10 +411,21 @@ def read_config(folder: Folder, *, imports: bool = False) -> Config:
             names code that the user did not name.
     """
     content = _content(folder)
+    if "made_by" in content:
+        raise RunError(
+            f"{folder.path}: {MADE_BY} made this run, so it has no configuration, "
+            "which this needs; fb.load(folder, model) reads its models"
+        )
     try:
         return _check(content, str(folder.config), imports)
     except ConfigError as error:
         raise RunError(str(error)) from None
+
+
+def read_made_by(folder: Folder) -> int | list[int] | None:
+    """The seeds of a run that Python code set up; None of one of a configuration."""
+    content = _content(folder)
+    return content["run"]["seed"] if "made_by" in content else None
 
 
 def _content(folder: Folder) -> dict[str, Any]:

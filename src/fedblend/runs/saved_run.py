@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedblend.config.config import Config
@@ -17,6 +18,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import RunError
 from fedblend.mixing import Apply
+from fedblend.models import Model
 from fedblend.report.measures import frame
 from fedblend.runs import run_folder
 from fedblend.runs.export.portable import Portable
@@ -29,11 +31,14 @@ from fedblend.runs.predict import (
 from fedblend.simulation.serialize import StackReader
 
 
-def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":
+def load(
+    folder: str | Path, model: Model | None = None, *, imports: bool = False
+) -> "SavedRun":
     """The finished run in a folder.
 
     Args:
         folder: of the run, or of ``fedblend auto``, whose run to deploy is loaded.
+        model: of a run that ``Run.save`` wrote: what it trained, to read its models.
         imports: whether code that the folder names by import path may be imported:
             for a folder that you trust. Import paths of configurations that you loaded
             in this process are allowed.
@@ -47,7 +52,7 @@ def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":
     Raises:
         RunError: this is not the folder of a finished run, or it names other code.
     """
-    return SavedRun(folder, imports=imports)
+    return SavedRun(folder, model, imports=imports)
 
 
 class SavedRun:
@@ -56,23 +61,44 @@ class SavedRun:
     ``config``, ``summary`` and ``task`` are the configuration, the content of
     ``summary.json`` and what the model is for; ``seeds`` are the seeds of the run, and
     ``names`` the names of its clients, by id. Methods take the first seed if none is
-    given.
+    given. A run that ``Run.save`` wrote has neither ``config`` nor ``task``.
     """
 
-    def __init__(self, folder: str | Path, *, imports: bool = False):
+    def __init__(
+        self,
+        folder: str | Path,
+        model: Model | None = None,
+        *,
+        imports: bool = False,
+    ):
         self.folder = run_folder.find_run(Path(folder))
-        self.config: Config = run_folder.read_config(self.folder, imports=imports)
+        self._imports, self._model = imports, model
+        self._coded = run_folder.read_made_by(self.folder)
+        seed = self.config.run.seed if self._coded is None else self._coded
         if not self.folder.summary.is_file():
             raise RunError(
                 f"{folder}: this run is not finished; fedblend run ... --resume "
                 "continues it"
             )
         self.summary = run_folder.read_summary(self.folder)
-        self.task: Task = run_folder.read_task(self.folder)
-        self.seeds = run_folder.seeds_of(self.config)
+        if self._coded is None:
+            _ = self.task  # refuses what is damaged at once
+        self._several = not isinstance(seed, int)
+        self.seeds = run_folder.list_seeds(seed)
         if self.folder.models is not None:
             self.seeds = self.seeds[:1]  # all rows are one split
         self._stacks: dict[Path, StackReader] = {}
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration."""
+        return run_folder.read_config(self.folder, imports=self._imports)
+
+    @cached_property
+    def task(self) -> Task:
+        """What the model is for."""
+        _ = self.config  # refuses a run without one
+        return run_folder.read_task(self.folder)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -114,14 +140,21 @@ class SavedRun:
     @property
     def apply(self) -> Apply:
         """``apply(params, inputs) -> outputs``; ``fb.predict`` takes a Blend too."""
-        return self.portable.apply
+        return self.portable.apply if self._model is None else self._model.apply
+
+    @cached_property
+    def _shapes(self) -> PyTree:
+        """Shapes and dtypes of the parameters."""
+        if self._model is None:
+            return self.portable.shapes
+        return jax.eval_shape(self._model.init, jax.random.key(0))
 
     @property
     def no_shared(self) -> str:
         """Why no shared model predicts; empty where one does."""
         if not self.summary["runs"][0]["bits"]["up"]:
             return "no client sent anything"
-        parts = self.config.algorithm.trains_parts
+        parts = self._coded is None and self.config.algorithm.trains_parts
         return "a part of the model never leaves its client" if parts else ""
 
     def shared(self, seed: int | None = None) -> PyTree:
@@ -133,7 +166,7 @@ class SavedRun:
         """
         if self.no_shared:
             raise RunError(f"{self.folder.path}: {self.no_shared}{NO_SHARED}")
-        return run_folder.read_model(self.model_file(seed), self.portable.shapes)[0]
+        return run_folder.read_model(self.model_file(seed), self._shapes)[0]
 
     def model_file(self, seed: int | None = None) -> Path:
         """The file of the shared model, and of the part of a model that is shared."""
@@ -166,7 +199,7 @@ class SavedRun:
         stack = self._stacks[path]
         if stack.clients != len(self.names):
             raise RunError(f"{path}: has {stack.clients} clients, not those of the run")
-        return run_folder.model_like(stack.model(place), self.portable.shapes, path)
+        return run_folder.model_like(stack.model(place), self._shapes, path)
 
     def preprocessing(self, seed: int | None = None) -> Preprocessing | None:
         """What turns the columns of a table into inputs; None where nothing does."""
@@ -253,4 +286,4 @@ class SavedRun:
         if chosen not in self.seeds:
             known = ", ".join(map(str, self.seeds))
             raise RunError(f"seed: {chosen} is not a seed of this run: {known}")
-        return chosen if isinstance(self.config.run.seed, list) else None
+        return chosen if self._several else None

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedblend import trees
-from fedblend.core import Down, Info, Key, PyTree, Sender, Shard
+from fedblend.core import Algorithm, Down, Info, Key, PyTree, Sender, Shard
 from fedblend.errors import SettingError
 from fedblend.simulation import devices, evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
@@ -194,9 +194,14 @@ class Engine:
     @property
     def name(self) -> str:
         """The function that made the client, such as "flix"."""
-        hyper = None if self.sweep is None else trees.take(self.over, 0)
-        client = self.settings.build(hyper).client
+        client = self.algorithm.client
         return getattr(client, "__qualname__", "algorithm").split(".")[0]
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What runs; of a sweep the first."""
+        hyper = self.over if self.replicas is None else trees.take(self.over, 0)
+        return self.settings.build(hyper)
 
     def enroll(
         self, members: Members, train: PyTree, cut: Cut

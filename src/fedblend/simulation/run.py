@@ -5,6 +5,8 @@
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Info, PyTree, static_bits
+from fedblend.core import Algorithm, Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.errors import InputError, shorten
 from fedblend.simulation import devices
@@ -37,6 +39,9 @@ from fedblend.simulation.result import (
 from fedblend.simulation.sampling import Cohorts
 from fedblend.simulation.watchdog import Watch
 from fedblend.stats.gains import Evidence, Measured
+
+SAVE = "fedblend.runs.save"
+"""The module of a run's folder, which knows runs and is imported when it is asked."""
 
 
 class Run(Results):
@@ -104,6 +109,16 @@ class Run(Results):
         for _ in self:
             pass
         return self
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What runs; of a sweep the first."""
+        return self._engine.algorithm
+
+    @property
+    def name(self) -> str:
+        """The function that made the algorithm, such as "flix"."""
+        return self._engine.name
 
     @property
     def params(self) -> PyTree:
@@ -242,6 +257,17 @@ class Run(Results):
         from fedblend.report.measures import frame, rows_of
 
         return frame(rows_of(self._ready()))
+
+    def save(self, folder: str | Path, name: str | None = None) -> Path:
+        """Write the folder of this run, see ``runs.save``; ``fb.load`` reads it.
+
+        It is completed if it is not. A folder that ``save`` wrote is replaced.
+        """
+        return import_module(SAVE).save(self, folder, name)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one HTML page about this run, and its folder beside it."""
+        return import_module(SAVE).report(self, path)
 
     def snapshot(self) -> PyTree:
         """The arrays that a checkpoint has to hold."""

@@ -6,12 +6,10 @@
 options stand beside its name.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 from pydantic import (
     AfterValidator,
     Field,
@@ -44,6 +42,7 @@ from fedblend.data.dataset import (
     Dataset,
     DatasetInfo,
     Size,
+    digest,
 )
 from fedblend.data.federated import (
     FederatedData,
@@ -397,19 +396,10 @@ def facts(dataset: Dataset, parts: Partition, splits: list[int]) -> dict[str, An
     return {
         "name": dataset.name,
         "rows": len(dataset.rows[0]),
-        "sha256": dataset.sha256 or _digest(dataset),
+        "sha256": dataset.sha256 or digest([*dataset.rows, *(dataset.test_rows or ())]),
         "partition_sha256": parts.hash,
         "splits": splits,
     }
-
-
-def _digest(dataset: Dataset) -> str:
-    digest = hashlib.sha256()
-    for rows in (dataset.rows, dataset.test_rows or ()):
-        for array in rows:
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def warnings(
