@@ -142,25 +142,44 @@ def newton_step(
         penalty: of each entry of the shared model.
         share: whether the shared model moves.
     """
-    clients, size = slope.shape
     (own,) = np.nonzero(scales.any(axis=0))
-    scale = scales[:, own]
-    cross = curve[:, :, own] * scale[:, None, :]
-    inner = scale[:, :, None] * cross[:, own] + np.eye(len(own))
+    scale, turn = scales[:, own], np.zeros(scales.shape)
+    cross = (curve[:, :, own] * scale[:, None, :]).transpose(0, 2, 1)
+    inner = cross[:, :, own] * scale[:, None, :] + np.eye(len(own))
     slope_own = (scales * slope + u)[:, own]
-    move, slope_shared = np.zeros(size), slope.sum(axis=0) + penalty * shared
-    if share:
-        sides = [cross.transpose(0, 2, 1), slope_own[:, :, None]]
-        rest = cross @ np.linalg.solve(inner, np.concatenate(sides, axis=2))
-        total = (curve - rest[:, :, :-1]).sum(axis=0) + np.diag(
-            np.broadcast_to(penalty, size)
-        )
-        move = solve_singular(total, slope_shared - rest[:, :, -1].sum(axis=0))
-    gap = slope_own - scale * (curve[:, own] @ move)
-    turn = np.zeros((clients, size))
-    turn[:, own] = np.linalg.solve(inner, gap[:, :, None])[:, :, 0]
-    promised = slope_shared @ move + (slope_own * turn[:, own]).sum()
-    return move, turn, float(promised)
+    if not share:
+        turn[:, own] = np.linalg.solve(inner, slope_own[:, :, None])[:, :, 0]
+        return np.zeros(scales.shape[1]), turn, float((slope_own * turn[:, own]).sum())
+    slope_shared = slope.sum(axis=0) + penalty * shared
+    total = curve.sum(axis=0) + np.diag(np.broadcast_to(penalty, scales.shape[1]))
+    move, turn[:, own], promised = eliminate(
+        slope_shared, slope_own, total, cross, inner
+    )
+    return move, turn, promised
+
+
+def eliminate(
+    slope: np.ndarray,
+    slope_own: np.ndarray,
+    curve: np.ndarray,
+    cross: np.ndarray,
+    inner: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Newton's step on a shared model and own parts, as of ``newton_step``.
+
+    Args:
+        slope: gradient in the shared model, [p].
+        slope_own: gradients in the own parts, [clients, q].
+        curve: Hessian in the shared model, [p, p].
+        cross: derivatives in own parts and the shared model, [clients, q, p].
+        inner: Hessians in the own parts, [clients, q, q].
+    """
+    sides = np.concatenate([cross, slope_own[:, :, None]], axis=2)
+    solved = np.linalg.solve(inner, sides)
+    rest = np.tensordot(cross, solved, ((0, 1), (0, 1)))
+    move = solve_singular(curve - rest[:, :-1], slope - rest[:, -1])
+    turn = solved[:, :, -1] - solved[:, :, :-1] @ move
+    return move, turn, float(slope @ move + (slope_own * turn).sum())
 
 
 def solve_models(

@@ -22,7 +22,12 @@ import numpy as np
 from scipy.special import expit, log_expit, log_softmax, xlogy
 
 from fedblend.data.dataset import NUMBERS
-from fedblend.selection.one_letter import Letters, newton_step, solve_singular
+from fedblend.selection.one_letter import (
+    Letters,
+    eliminate,
+    newton_step,
+    solve_singular,
+)
 from fedblend.stats.survival import RiskSets
 
 MOST_STEPS = 30
@@ -338,61 +343,49 @@ def _joint(
     if kind != "survival" and 2 * rows.counts.max() < rows.inputs.shape[1]:
         return _joint_in_row_spaces(kind, rows, scales, penalty, share)
 
-    def total(models):
+    def total(shared, u):
         rows.letters += 1
-        scores = rows.scores(models)
+        scores = rows.scores(shared + scales * u)
         if kind == "survival":
             return cox_losses(rows, scores).sum()
         return _objective(kind, scores, rows.targets).sum()
 
-    def derivatives(models):
-        return write_derivatives(kind, rows, models)
+    def step(shared, u):
+        slope, curve = write_derivatives(kind, rows, shared + scales * u)
+        options = {"penalty": penalty, "share": share}
+        return newton_step(slope, curve, scales, u=u, shared=shared, **options)
 
-    return minimize_jointly(total, derivatives, scales, penalty, share)
+    shared, u = _minimize_jointly(total, step, penalty, scales.shape)
+    return shared + scales * u
 
 
-def minimize_jointly(
-    total: Callable[[np.ndarray], float],
-    derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-    scales: np.ndarray,
+def _minimize_jointly(
+    total: Callable[[np.ndarray, np.ndarray], float],
+    step: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, float]],
     penalty: np.ndarray,
-    share: bool,
-) -> np.ndarray:
-    """The models ``shared + scales_i * u_i`` of the least loss, with 1/2 |u_i|^2.
+    shape: tuple[int, ...],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The shared model and own parts u of the least loss, with 1/2 |u|^2.
 
     Args:
-        total: the loss of all clients, of their models [clients, entries].
-        derivatives: gradients and Hessians of the clients' losses at their models.
-        scales: [clients, entries].
+        total: the loss of all clients, of both.
+        step: what is subtracted from both, as of ``newton_step``.
         penalty: of each entry of the shared model.
-        share: whether there is a shared model; it is 0 otherwise.
+        shape: of the own parts, [clients, entries].
     """
-    clients, size = scales.shape
 
     def parts(here):
-        return here[:size], here[size:].reshape(clients, size)
-
-    def models(here):
-        shared, u = parts(here)
-        return shared + scales * u
+        return here[: len(penalty)], here[len(penalty) :].reshape(shape)
 
     def value(here):
         shared, u = parts(here)
-        return total(models(here)) + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
+        return total(shared, u) + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
 
-    def step(here):
-        shared, u = parts(here)
-        move, turn, promised = newton_step(
-            *derivatives(models(here)),
-            scales,
-            u=u,
-            shared=shared,
-            penalty=penalty,
-            share=share,
-        )
-        return np.concatenate([move, turn.ravel()]), promised
+    def move(here):
+        shared, u, promised = step(*parts(here))
+        return np.concatenate([shared, u.ravel()]), promised
 
-    return models(_minimize(value, step, np.zeros(size + scales.size)))
+    return parts(_minimize(value, move, np.zeros(len(penalty) + shape[0] * shape[1])))
 
 
 def _joint_in_row_spaces(
@@ -412,44 +405,31 @@ def _joint_in_row_spaces(
         base, triangle = np.linalg.qr((rows.inputs[at] * scale[client, 0]).T)
         bases[client, :, : base.shape[1]] = base
         inputs[at, : base.shape[1]] = triangle.T
-    narrow, size = PooledRows(inputs, rows.targets, rows.counts), scales.shape[1]
+    narrow = PooledRows(inputs, rows.targets, rows.counts)
     every = np.eye(scale.shape[1] * most)
 
-    def parts(here):
-        return here[:size], here[size:].reshape(clients, len(every))
-
-    def scores(here):
-        shared, v = parts(here)
+    def scores(shared, v):
         return rows.scores(shared[None]) + narrow.scores(v)
 
-    def value(here):
-        shared, v = parts(here)
-        each = _objective(kind, scores(here), rows.targets)
-        return each.sum() + 0.5 * penalty @ shared**2 + 0.5 * (v**2).sum()
+    def total(shared, v):
+        return _objective(kind, scores(shared, v), rows.targets).sum()
 
-    def step(here):
-        shared, v = parts(here)
-        first, second = _derivatives(kind, scores(here), rows.targets)
+    def step(shared, v):
+        first, second = _derivatives(kind, scores(shared, v), rows.targets)
         each = [(first[at], second[at], inputs[at], at) for at in rows.clients]
         slope = v + np.stack([(down.T @ own).ravel() for down, _, own, _ in each])
         inner = every + np.stack([_curvature(own, bend) for _, bend, own, _ in each])
-        move, promised, gap = np.zeros(size), 0.0, slope[:, :, None]
-        if share:
-            cross = np.stack(
-                [_curvature(own, bend, rows.inputs[at]) for _, bend, own, at in each]
-            )
-            rest = np.linalg.solve(inner, np.concatenate([cross, gap], axis=2))
-            rest = np.tensordot(cross, rest, ((0, 1), (0, 1)))
-            total = _curvature(rows.inputs, second) + np.diag(penalty)
-            steep = (first.T @ rows.inputs).ravel() + penalty * shared
-            move = solve_singular(total - rest[:, :-1], steep - rest[:, -1])
-            promised, gap = steep @ move, gap - (cross @ move)[:, :, None]
-        turn = np.linalg.solve(inner, gap)[:, :, 0]
-        promised += (slope * turn).sum()
-        return np.concatenate([move, turn.ravel()]), promised
+        if not share:
+            turn = np.linalg.solve(inner, slope[:, :, None])[:, :, 0]
+            return np.zeros(len(penalty)), turn, (slope * turn).sum()
+        cross = np.stack(
+            [_curvature(own, bend, rows.inputs[at]) for _, bend, own, at in each]
+        )
+        curve = _curvature(rows.inputs, second) + np.diag(penalty)
+        steep = (first.T @ rows.inputs).ravel() + penalty * shared
+        return eliminate(steep, slope, curve, cross, inner)
 
-    found = _minimize(value, step, np.zeros(size + clients * len(every)))
-    shared, v = parts(found)
+    shared, v = _minimize_jointly(total, step, penalty, (clients, len(every)))
     u = v.reshape(clients, -1, most) @ bases.transpose(0, 2, 1)
     return shared + (scale * u).reshape(clients, -1)
 
