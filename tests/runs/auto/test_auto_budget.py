@@ -15,7 +15,7 @@ from fedblend.data.readers.tables import read_table
 from fedblend.runs.auto import comparison, contest
 from fedblend.runs.auto.candidates import BY_NAME, Request, configuration
 from fedblend.runs.auto.letters import expand_splits
-from fedblend.runs.auto.tuning import LateSplit, measures
+from fedblend.runs.auto.tuning import LateSplit, measure, predict
 
 
 def columns(numbers=False):
@@ -85,7 +85,7 @@ def test_letters_of_a_large_table_have_the_errors_of_its_rows(built):
     task, setting = chosen.task, {"slopes": 0.02, "level": 0.3, "ridge": 0.01}
     splits = [LateSplit(one, "validation", task) for one in chosen.federations]
     rows, letters = (
-        measures(task, "hierarchical", of, setting)["mse"]
+        measure(task, of, predict(task, "hierarchical", of, setting))["mse"]
         for of in (splits, expand_splits(task, splits))
     )
     np.testing.assert_allclose(letters, rows, rtol=1e-9)

@@ -122,7 +122,8 @@ def test_flix_minimizes_its_objective():
 def test_metrics_against_scikit_learn():
     split = tuning.Split(CLASSES, CLASSES)
     task = Task("binary", 1, (3,))
-    found = tuning.measures(task, "fedavg", [split], {"ridge": 0.1})
+    scores = tuning.predict(task, "fedavg", [split], {"ridge": 0.1})
+    found = tuning.measure(task, [split], scores)
     scores = CLASSES.scores(hierarchical_models("binary", CLASSES, 1, ridge=0.1))
     assert np.isnan(found["auc"][0, 3])  # rows of one class only
     for client, at in enumerate(CLASSES.clients[:3]):

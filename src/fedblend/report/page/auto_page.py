@@ -8,6 +8,7 @@
 
 import shlex
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedblend.algorithms.local_only import local_only
@@ -79,41 +80,25 @@ def auto_content(files: AutoFiles) -> Plain:
 
 
 REFERENCE = "kaplan_meier"
-OWN = (calibration_section, curves_section)
-"""Further sections of the page, and of that of a client."""
 
 
 def _content(files: AutoFiles) -> Plain:
-    state, makers = (
-        files.state,
-        (_warnings, _methods, ranks_section, clients_section, why_section),
-    )
-    sections = [
-        make(files)
-        for make in (*makers, *OWN, effects_section, _leaves, _next, columns_section)
-    ]
-    seen = state.get("seen", {})
-    splits = state["methods"][files.choice["alone"]].get("splits")
-    about = [
-        f"{seen['rows']:,} rows of {seen['clients']:,} clients" if seen else "",
-        f"{splits} splits" if splits else "",
-        _date(files),
-    ]
+    state, seen = files.state, files.state["seen"]
+    splits = state["methods"][files.choice["alone"]]["splits"]
+    about = f"{seen['rows']:,} rows of {seen['clients']:,} clients · {splits} splits"
     return {
         "title": _title(files),
-        "about": " · ".join(filter(None, about)),
+        "about": f"{about} · {_date(files)}",
         "tone": "open" if state["deploy"] is None else tone(state["findings"]),
         "verdict": list(map(str, state["verdict"])),
         "tiles": _tiles(files),
-        "sections": [one for one in sections if one],
+        "sections": _make(files, SECTIONS),
     }
 
 
 def _title(files: AutoFiles) -> str:
-    asked = files.state.get("request", {})
-    table = Path(asked.get("table", files.path)).name
-    who = asked.get("client", "client")
-    return f"{asked.get('target', 'target')} in {table}, by {who}"
+    asked = files.state["request"]
+    return f"{asked['target']} in {Path(asked['table']).name}, by {asked['client']}"
 
 
 def _date(files: AutoFiles) -> str:
@@ -134,6 +119,10 @@ def tone(found: Plain) -> str:
 GAIN = ("mean_gain", "low", "high")
 
 
+def _tile(words: str, value: str, more: str, tone: str | None = None) -> Plain:
+    return {"words": words, "value": value, "more": more, "tone": tone}
+
+
 def _tiles(files: AutoFiles) -> list[Plain]:
     state, found = files.state, files.state["findings"]
     methods, choice, who = state["methods"], files.choice, found["who"]
@@ -141,43 +130,36 @@ def _tiles(files: AutoFiles) -> list[Plain]:
     shown = [f"{files.title(name)} {short(methods[name]['test'])}" for name in others]
     mean, low, high = found["mean_gain"]
     clear = "good" if (low or 0) > 0 else "bad" if (high or 0) < 0 else "open"
+    shown.append(f"constant {short(found['constant'])}")
+    candidate = files.title(choice["candidate"])
     tiles = [
-        {
-            "words": f"Test {state.get('criterion', 'criterion')}, "
-            f"{files.title(files.first)}",
-            "value": short(methods[files.first]["test"]),
-            "more": " · ".join([*shown, f"constant {short(found.get('constant'))}"]),
-            "tone": None,
-        },
-        {
-            "words": f"Mean gain of {files.title(choice['candidate'])} over training "
-            "alone",
-            "value": short(mean, "+.3g"),
-            "more": f"95 % interval {short(low, '+.2g')} to {short(high, '+.2g')}",
-            "tone": clear,
-        },
-        {
-            "words": "Clients that clearly gain",
-            "value": f"{len(who.get('gain', ()))} of {who.get('measured', MISSING)}",
-            "more": f"{len(who['harmed'])} better alone, the others unclear",
-            "tone": "bad" if who["harmed"] else "open",
-        },
+        _tile(
+            f"Test {state['criterion']}, {files.title(files.first)}",
+            short(methods[files.first]["test"]),
+            " · ".join(shown),
+        ),
+        _tile(
+            f"Mean gain of {candidate} over training alone",
+            short(mean, "+.3g"),
+            f"95 % interval {short(low, '+.2g')} to {short(high, '+.2g')}",
+            clear,
+        ),
+        _tile(
+            "Clients that clearly gain",
+            f"{len(who['gain'])} of {who['measured']}",
+            f"{len(who['harmed'])} better alone, the others unclear",
+            "bad" if who["harmed"] else "open",
+        ),
     ]
     if worth := state.get("worth"):
         value, _, ends = worth["said"].partition(" the rows")
-        tiles.append(
-            {
-                "words": f"{files.title(choice['candidate'])} is worth".capitalize(),
-                "value": value,
-                "more": f"the rows of training alone{ends}",
-                "tone": None,
-            }
-        )
+        more = f"the rows of training alone{ends}"
+        tiles.append(_tile(f"{candidate} is worth".capitalize(), value, more))
     return tiles
 
 
 def _warnings(files: AutoFiles) -> Plain | None:
-    lines = list(map(str, files.state.get("warnings", ())))
+    lines = list(map(str, files.state["warnings"]))
     return section("warnings", "Warnings", "", {"lines": lines}) if lines else None
 
 
@@ -191,7 +173,7 @@ def _role(files: AutoFiles, name: str) -> str:
         return "what clients can do alone"
     if name == choice["candidate"]:
         return "chosen by validation rows"
-    if name in choice.get("alike", ()):
+    if name in choice["alike"]:
         return "as good, and less simple"
     return "reference" if name.endswith(("_trees", REFERENCE)) else ""
 
@@ -204,7 +186,7 @@ def _methods(files: AutoFiles) -> Plain:
     order = sorted(
         done, key=lambda name: (place.get(name, 2), parse_number(done[name]["test"]))
     )
-    metrics = [key for key in done[files.first].get("metrics", ())][1:]
+    metrics = [key for key in done[files.first]["metrics"]][1:]
     second = "auc" if "auc" in metrics else next(iter(metrics), None)
     gains = [done[name].get("gain_over_alone", {}) for name in order]
     rows = [
@@ -224,11 +206,11 @@ def _methods(files: AutoFiles) -> Plain:
             order, gains, draw_intervals(gains, ends_of(GAIN)), strict=True
         )
     ]
-    constant = [short(state["findings"].get("constant")), *[MISSING] * bool(second)]
+    constant = [short(state["findings"]["constant"]), *[MISSING] * bool(second)]
     if REFERENCE not in done:  # which is the constant of times
         row = ["constant", "reference", *constant, MISSING, None, MISSING, MISSING]
         rows.append(row)
-    criterion = state.get("criterion", "criterion")
+    criterion = state["criterion"]
     heads = ["Method", "Role", f"Test {criterion}", *([second] if second else [])]
     heads += ["Gain over training alone (95 %)", "loses ← → gains"]
     heads += ["Clients better / worse", "Bits per client"]
@@ -359,7 +341,7 @@ def _client(files: AutoFiles, row: Row) -> Plain:
         effects=[],
     )
     title = files.title(files.choice["candidate"])
-    criterion, known = files.state.get("criterion", "criterion"), bool(row["gain"])
+    criterion, known = files.state["criterion"], bool(row["gain"])
     change = f"change your {criterion} from {short(row['alone'], '.3g')} to "
     change += short(row["method"], ".3g")
     says = {
@@ -378,7 +360,6 @@ def _client(files: AutoFiles, row: Row) -> Plain:
     if known:
         gain = interval_text(row, CLIENT_GAIN, "+.2g")
         lines.append(f"Gain over training alone on your test rows (95 %): {gain}.")
-    sections = [make(own) for make in (clients_section, why_section, *OWN)]
     return {
         "title": row["client"],
         "about": f"{_title(files)} · {int(row['rows']):,} rows · {_date(files)}",
@@ -386,5 +367,18 @@ def _client(files: AutoFiles, row: Row) -> Plain:
         "tone": tone,
         "verdict": lines,
         "tiles": [],
-        "sections": [one for one in sections if one],
+        "sections": _make(own, OWN),
     }
+
+
+OWN = (clients_section, why_section, calibration_section, curves_section)
+"""Sections of the page, and of that of a client."""
+SECTIONS = (_warnings, _methods, ranks_section, *OWN, effects_section, _leaves, _next)
+SECTIONS += (columns_section,)
+
+
+def _make(
+    files: AutoFiles, makers: Sequence[Callable[[AutoFiles], Plain | None]]
+) -> list[Plain]:
+    """Those of these sections that there are facts for."""
+    return [found for make in makers if (found := make(files))]

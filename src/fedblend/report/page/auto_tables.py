@@ -168,7 +168,7 @@ def clients_section(files: AutoFiles) -> Plain | None:
     return section(
         "clients",
         "Clients",
-        f"Test {state.get('criterion', 'criterion')} of each client, mean over splits. "
+        f"Test {state['criterion']} of each client, mean over splits. "
         "The verdict judges all clients together (Holm's correction, 5 %), each "
         "interval one client by itself.",
         table_block(heads, rows, 2),
@@ -405,7 +405,7 @@ def curves_section(files: AutoFiles) -> Plain | None:
 
 def columns_section(files: AutoFiles) -> Plain | None:
     """What was done to every column."""
-    columns = files.state.get("seen", {}).get("columns")
+    columns = files.state["seen"]["columns"]
     if not columns:
         return None
     rows = [[one[key] for key in ("column", "kind", "seen", "done")] for one in columns]

@@ -19,7 +19,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.data.readers.tables import check_names
 from fedblend.data.readers.targets import log_shift_of, look_like_counts
 from fedblend.runs.auto.candidates import Request
-from fedblend.runs.auto.linear import flat_inputs, repeat_clients, row_order
+from fedblend.runs.auto.linear import read_rows, row_order
 from fedblend.runs.auto.looks import look
 from fedblend.runs.auto.verdict import JUDGED
 from fedblend.stats.survival import read_targets
@@ -55,14 +55,6 @@ def look_at(request: Request, *datasets: Dataset) -> tuple[Request, list[str]]:
     choices = dict.fromkeys(gone, "standardize")
     choices |= {one.column: one.choice for one in found if one.choice}
     return request._replace(preprocess=choices), [one.line for one in found]
-
-
-def all_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets and clients of the rows of all splits together."""
-    splits = [*data.splits.values()]
-    inputs = [flat_inputs(split)[row_order(split)] for split in splits]
-    owners = [repeat_clients(split.counts) for split in splits]
-    return np.concatenate(inputs), all_targets(data), np.concatenate(owners)
 
 
 def all_targets(data: FederatedData) -> np.ndarray:
@@ -135,7 +127,7 @@ def log_shift(built: Built, request: Request) -> float | None:
 
 def count_events(data: FederatedData) -> np.ndarray:
     """The events of every client, of targets that are times."""
-    _, targets, owner = all_rows(data)
+    _, targets, owner = read_rows(data.splits.values())
     return np.bincount(owner, read_targets(targets)[1], data.clients).astype(int)
 
 
@@ -162,7 +154,7 @@ def target_warnings(built: Built, target: str) -> list[str]:
 def describe(built: Built) -> dict[str, Any]:
     """The description as plain values."""
     data, task = built.federated_data, built.task
-    inputs, targets, owner = all_rows(data)
+    inputs, targets, owner = read_rows(data.splits.values())
     sizes = np.bincount(owner, minlength=data.clients)
     tested = data.splits["test"].counts
     small = np.flatnonzero(tested < JUDGED)

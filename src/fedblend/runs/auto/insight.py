@@ -112,7 +112,7 @@ def insight(
             "loss": gap.loss,
             **gap.parts,
             "clear": " ".join(gap.clear),
-            "why": str(gap).removeprefix(f"{gap.client}: "),
+            "why": str(gap),
         }
         for gap in gaps
     ]
@@ -234,15 +234,10 @@ def cross_predict(
     for fold in range(FOLDS):
         if not going():
             return None
-        train, held = (_take(rows, part) for part in (folds != fold, folds == fold))
+        train, held = (rows.take(part) for part in (folds != fold, folds == fold))
         own = models(task, method, train, setting)
         found[folds == fold] = held.scores(own)
     return found
-
-
-def _take(rows: PooledRows, kept: np.ndarray) -> PooledRows:
-    counts = np.array([int(kept[at].sum()) for at in rows.clients])
-    return PooledRows(rows.inputs[kept], rows.targets[kept], counts)
 
 
 def calibration(

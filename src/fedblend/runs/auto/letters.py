@@ -16,9 +16,13 @@ import numpy as np
 from fedblend.config.build import Built
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, gather
-from fedblend.runs.auto.description import all_rows
-from fedblend.runs.auto.linear import PooledRows, expand, hierarchical_models
-from fedblend.runs.auto.tuning import LateSplit, Split, Table, scale_rows
+from fedblend.runs.auto.linear import (
+    PooledRows,
+    expand,
+    hierarchical_models,
+    read_rows,
+)
+from fedblend.runs.auto.tuning import AnySplit, Split, Table, scale_rows
 from fedblend.selection.one_letter import Letters, check_rows
 
 FOLDS = 5
@@ -37,7 +41,7 @@ def count_entries(task: Task) -> int:
 def divide(built: Built) -> tuple[Built, Built]:
     """The rows of all splits as folds: without and with validation rows to train on."""
     data = built.federated_data
-    inputs, targets, owner = all_rows(data)
+    inputs, targets, owner = read_rows(data.splits.values())
     # ``federate`` has shuffled the rows of each client.
     own = [np.flatnonzero(owner == client) for client in range(data.clients)]
     least = np.array([len(index) // FOLDS for index in own])
@@ -81,7 +85,7 @@ def read_letters(table: Table) -> Table:
     return table._replace(to_tune=to_choose, wrote=wrote)
 
 
-def expand_splits(task: Task, splits: Sequence[Split | LateSplit]) -> list[Split]:
+def expand_splits(task: Task, splits: Sequence[AnySplit]) -> list[Split]:
     """Splits as letters at one mixed model, which choose settings of large tables."""
     found = []
     for split in splits:

@@ -14,7 +14,7 @@ which only rows of the same client are at risk together. A client's own hazard t
 place of an intercept, which is 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -62,23 +62,19 @@ class PooledRows:
     @classmethod
     def read(cls, *splits: Any, ranks: int = 0) -> "PooledRows":
         """The rows of splits of the same clients, whose last inputs are ``ranks``."""
-        owner = np.concatenate([repeat_clients(one.counts) for one in splits])
+        inputs, targets, owner = read_rows(splits)
         order = np.argsort(owner, kind="stable")
-        places = [row_order(one) for one in splits]
-        inputs = [flat_inputs(one) for one in splits]
-        width = inputs[0].shape[1]
-
-        def pick(leaves: Sequence[np.ndarray]) -> np.ndarray:
-            each = [leaf[at] for leaf, at in zip(leaves, places, strict=True)]
-            return np.concatenate(each)[order]
-
-        plain = np.ones((len(order), 1 + width - ranks))
-        for place in range(width - ranks):  # column by column: no second copy
-            plain[:, 1 + place] = pick([of[:, place] for of in inputs])
-        ranked = pick([of[:, width - ranks :] for of in inputs])
-        targets = pick([np.asarray(one.examples[1]) for one in splits])
+        width = inputs.shape[1] - ranks
+        plain = np.ones((len(order), 1 + width))
+        for place in range(width):  # column by column: no second copy
+            plain[:, 1 + place] = inputs[order, place]
         counts = np.sum([one.counts for one in splits], axis=0)
-        return cls(plain, targets, counts, ranked)
+        return cls(plain, targets[order], counts, inputs[order, width:])
+
+    def take(self, kept: np.ndarray) -> "PooledRows":
+        """Some of the rows, which this mask is about."""
+        counts = np.array([int(kept[at].sum()) for at in self.clients])
+        return PooledRows(self.inputs[kept], self.targets[kept], counts)
 
     @cached_property
     def grams(self) -> np.ndarray:
@@ -116,10 +112,15 @@ def row_order(shards: Any) -> np.ndarray:
     return np.arange(counts.sum()) + np.repeat(skipped, counts)
 
 
-def flat_inputs(shards: Any) -> np.ndarray:
-    """The inputs of a split, [rows, inputs]."""
-    inputs = np.asarray(shards.examples[0])
-    return inputs.reshape(len(inputs), -1)
+def read_rows(splits: Iterable[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs [rows, inputs], targets and clients of the rows of splits together."""
+    found = []
+    for split in splits:
+        at, (inputs, targets) = row_order(split), map(np.asarray, split.examples)
+        rows = inputs.reshape(len(inputs), -1)[at], targets[at]
+        found.append((*rows, repeat_clients(split.counts)))
+    inputs, targets, owner = map(np.concatenate, zip(*found, strict=True))
+    return inputs, targets, owner
 
 
 def losses(kind: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from fedblend.runs.auto.candidates import MOST_ROWS, Candidate
-from fedblend.runs.auto.linear import PooledRows
-from fedblend.runs.auto.tuning import LateSplit, Predictions, Split, Table, measure
+from fedblend.runs.auto.linear import PooledRows, repeat_clients
+from fedblend.runs.auto.tuning import AnySplit, Predictions, Table, mean_loss
 from fedblend.selection.network_rounds import (
     EVERY,
     Batches,
@@ -45,9 +45,7 @@ def rows_of_a_client(rows: int, clients: int) -> int:
     return -(-int(np.clip(rows // BATCHES, LEAST, MOST)) // clients)
 
 
-def _batches(
-    splits: list[Split | LateSplit], rows: int, held: int, size: int
-) -> Batches:
+def _batches(splits: list[AnySplit], rows: int, held: int, size: int) -> Batches:
     """All splits, stacked; ``rows`` and ``held`` are what they are padded to."""
 
     def pad(values: np.ndarray, most: int) -> np.ndarray:
@@ -58,7 +56,7 @@ def _batches(
         return pad(whole.astype(np.float32), most)
 
     def owner(of: PooledRows, most: int) -> np.ndarray:
-        return pad(np.repeat(np.arange(len(of.counts)), of.counts), most)
+        return pad(repeat_clients(of.counts), most)
 
     each = [
         Batches(
@@ -97,9 +95,7 @@ def evaluate_network(
     program = network_program(task.kind, inputs, task.ranks, task.outputs)
     keys = jax.random.split(jax.random.key(0), len(chosen))
 
-    def train(
-        splits: list[Split | LateSplit], rate: float, own: float
-    ) -> list[np.ndarray]:
+    def train(splits: list[AnySplit], rate: float, own: float) -> list[np.ndarray]:
         """The scores of the held-out rows of each split, [kept, rows, outputs]."""
         left()
         rates = rate, own * (name == "network_level"), own * (name == "network_head")
@@ -113,8 +109,7 @@ def evaluate_network(
         now = [of[kept] for of in scores]
         if not all(np.isfinite(of).all() for of in now):
             return np.inf  # the rate was too large
-        loss, *_ = measure(task, chosen, now).values()
-        return float(np.nanmean(loss))
+        return mean_loss(task, chosen, now)
 
     setting, complete = table.settings.get(name), True
     best: tuple[float, list[np.ndarray]] | None = None
@@ -133,7 +128,7 @@ def evaluate_network(
     assert setting is not None
     kept = int(setting["rounds"]) // EVERY - 1
 
-    def final(splits: list[Split | LateSplit]) -> list[np.ndarray]:
+    def final(splits: list[AnySplit]) -> list[np.ndarray]:
         found = train(splits, setting["rate"], setting["own_rate"])
         return [of[kept] for of in found]
 

@@ -22,11 +22,10 @@ from fedblend.data.dataset import NUMBERS
 from fedblend.runs.auto.candidates import ALONE, OWN_TREES, Candidate
 from fedblend.runs.auto.linear import repeat_clients
 from fedblend.runs.auto.tuning import (
-    LateSplit,
+    AnySplit,
     Predictions,
-    Split,
     Table,
-    measure,
+    mean_loss,
     predict,
 )
 
@@ -69,7 +68,7 @@ def evaluate_trees(
     variants = [
         [each[place] for each in validation] for place in range(len(validation[0]))
     ]
-    means = [_mean(table, few, scores) for scores in variants]
+    means = [mean_loss(table.task, few, scores) for scores in variants]
     best = int(np.argmin(means))
     setting = {"trees": STAGES[best % len(STAGES)]}
     if not own:
@@ -78,12 +77,7 @@ def evaluate_trees(
     return Predictions(setting, complete, variants[best], [each[best] for each in test])
 
 
-def _mean(table: Table, splits: Any, scores: list[np.ndarray]) -> float:
-    loss, *_ = measure(table.task, splits, scores).values()
-    return float(np.nanmean(loss))
-
-
-def _score_pooled(table: Table, split: Split | LateSplit) -> list[np.ndarray]:
+def _score_pooled(table: Table, split: AnySplit) -> list[np.ndarray]:
     """Scores of the held-out rows: by every number of trees, then with the client."""
     parts = split.train, split.held
     owners = [repeat_clients(of.counts) for of in parts]
@@ -101,7 +95,7 @@ def _score_pooled(table: Table, split: Split | LateSplit) -> list[np.ndarray]:
     return found
 
 
-def _own(table: Table, split: Split | LateSplit) -> list[np.ndarray]:
+def _own(table: Table, split: AnySplit) -> list[np.ndarray]:
     """Scores of the held-out rows by every number of trees of their own client."""
     linear = predict(table.task, ALONE, [split], table.settings[ALONE])[0]
     found = [linear.copy() for _ in STAGES]
@@ -127,17 +121,6 @@ def _boost(
     options: dict[str, Any],
 ) -> list[np.ndarray]:
     """Scores [rows, outputs] by the trees of each of ``STAGES``."""
-    with threadpool_limits(1):  # tables are small: threads would wait for each other
-        return _score_stages(table, train, targets, held, options)
-
-
-def _score_stages(
-    table: Table,
-    train: np.ndarray,
-    targets: np.ndarray,
-    held: np.ndarray,
-    options: dict[str, Any],
-) -> list[np.ndarray]:
     from sklearn.ensemble import (
         HistGradientBoostingClassifier,
         HistGradientBoostingRegressor,
@@ -149,7 +132,6 @@ def _score_stages(
         make = HistGradientBoostingRegressor
         settings["loss"] = "poisson" if kind == "counts" else "squared_error"
     trees = make(random_state=0, **settings)
-    trees.fit(train, targets.reshape(len(targets)))
 
     def scores() -> Iterator[np.ndarray]:
         if isinstance(trees, HistGradientBoostingRegressor):
@@ -165,5 +147,7 @@ def _score_stages(
             whole[:, np.asarray(trees.classes_)] = odds
             yield whole
 
-    wanted = {stage - 1 for stage in STAGES}
-    return [of for place, of in enumerate(scores()) if place in wanted]
+    with threadpool_limits(1):  # tables are small: threads would wait for each other
+        trees.fit(train, targets.reshape(len(targets)))
+        each = enumerate(scores(), 1)
+        return [of for stage, of in each if stage in STAGES]

@@ -22,7 +22,7 @@ from fedblend.runs.auto.candidates import ALONE, COX, Request
 from fedblend.runs.auto.contest import Contest
 from fedblend.runs.auto.linear import coefficients
 from fedblend.runs.auto.survival_rows import read_survival, views
-from fedblend.runs.auto.tuning import LateSplit, Split, models
+from fedblend.runs.auto.tuning import AnySplit, models
 from fedblend.runs.auto.verdict import interval
 from fedblend.runs.auto.why import fitted_rows
 from fedblend.runs.survival_models import (
@@ -105,7 +105,7 @@ def add_survival(state: dict[str, Any], contest: Contest, clients: list[Row]) ->
 
 
 def _measure(
-    task: Task, name: str, setting: Mapping[str, float], split: Split | LateSplit
+    task: Task, name: str, setting: Mapping[str, float], split: AnySplit
 ) -> np.ndarray:
     """The C-index and the integrated Brier score of every client, [2, clients]."""
     train, held = split.train, split.held

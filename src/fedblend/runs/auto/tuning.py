@@ -56,13 +56,13 @@ class Table(NamedTuple):
     """Its splits with validation rows, which choose settings."""
     tested: Built
     """The same splits; what is tested is trained on all rows but the test rows."""
-    to_choose: Sequence["Split | LateSplit"]
+    to_choose: Sequence["AnySplit"]
     """The rows of ``chosen``: to train on, and of validation."""
-    to_test: Sequence["Split | LateSplit"]
+    to_test: Sequence["AnySplit"]
     """The rows of ``tested``: to train on, and of test."""
     settings: Mapping[str, Mapping[str, Any]]
     """Those of the methods that are tuned."""
-    to_tune: Sequence["Split | LateSplit"] = ()
+    to_tune: Sequence["AnySplit"] = ()
     """What chooses settings of linear methods, where that is not ``to_choose``."""
     begin: Mapping[str, Mapping[str, Any]] = {}
     """Settings with which the search for those of a method begins."""
@@ -115,6 +115,9 @@ class LateSplit(NamedTuple):
         return scale_rows(self.task, self.data.splits[self.name])
 
 
+AnySplit = Split | LateSplit
+
+
 def scale_rows(task: Task, *splits: Any) -> PooledRows:
     """Rows of these splits, with targets in the unit that models are trained in."""
     rows = PooledRows.read(*splits, ranks=task.ranks)
@@ -145,28 +148,15 @@ def client_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     >>> client_means(np.array([1.0, 3.0, 5.0]), np.array([2, 0, 1]))
     array([ 2., nan,  5.])
     """
-    owner = np.repeat(np.arange(len(counts)), counts)
+    owner = linear.repeat_clients(counts)
     total = np.bincount(owner, values, minlength=len(counts))
     return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
-
-
-def measures(
-    task: Task,
-    name: str,
-    splits: Sequence[Split | LateSplit],
-    setting: Mapping[str, float],
-) -> dict[str, np.ndarray]:
-    """Metrics of every client on its held-out rows, [splits, clients].
-
-    The criterion is the first; NaN where a client has no rows, or too few classes.
-    """
-    return measure(task, splits, predict(task, name, splits, setting))
 
 
 def predict(
     task: Task,
     name: str,
-    splits: Sequence[Split | LateSplit],
+    splits: Sequence[AnySplit],
     setting: Mapping[str, float],
 ) -> list[np.ndarray]:
     """The scores of the held-out rows of each split, [rows, outputs].
@@ -181,9 +171,11 @@ def predict(
 
 
 def measure(
-    task: Task, splits: Sequence[Split | LateSplit], scores: Sequence[np.ndarray]
+    task: Task, splits: Sequence[AnySplit], scores: Sequence[np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Metrics of every client, [splits, clients], of the first splits if few scores.
+
+    The criterion is the first; NaN where a client has no rows, or too few classes.
 
     Args:
         task: what is predicted.
@@ -195,6 +187,15 @@ def measure(
         for key, each in _metrics(task, of, split.held).items():
             found.setdefault(key, []).append(each)
     return {key: np.stack(each) for key, each in found.items()}
+
+
+def mean_loss(
+    task: Task, splits: Sequence[AnySplit], scores: Sequence[np.ndarray]
+) -> float:
+    """The criterion, mean over splits and clients; infinite where it is not finite."""
+    loss, *_ = measure(task, splits, scores).values()
+    mean = float(np.nanmean(loss))
+    return mean if np.isfinite(mean) else np.inf
 
 
 def measure_constants(built: Built, split: str) -> np.ndarray:
@@ -227,14 +228,13 @@ def _metrics(
         )
         return {"cox_loss": loss, "c_index": np.array(ranks)}
     loss = mean(linear.losses(task.kind, scores, held.targets))
-    if task.kind == "regression":
-        gap = np.abs(scores[:, 0] - held.targets.reshape(len(scores)))
-        return {"mse": task.loss_unit * loss, "mae": task.scale * mean(gap)}
-    if task.kind == "counts":
-        with np.errstate(over="ignore"):
-            gap = np.abs(np.exp(scores[:, 0]) - held.targets)
-        unit = task.loss_unit
-        return {"deviance": unit * loss, "mae": unit * mean(gap)}
+    if task.kind in NUMBERS:
+        found, unit, name = scores[:, 0], task.scale, "mse"
+        if task.kind == "counts":
+            with np.errstate(over="ignore"):
+                found, unit, name = np.exp(found), task.loss_unit, "deviance"
+        gap = np.abs(found - held.targets.reshape(len(scores)))
+        return {name: task.loss_unit * loss, "mae": unit * mean(gap)}
     if scores.shape[1] > 1:
         right = scores.argmax(axis=1) == held.targets
         return {"log_loss": loss, "accuracy": mean(right)}
@@ -245,8 +245,7 @@ def _metrics(
 
 def _areas(scores: np.ndarray, hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Every client's area under the ROC curve: how often a hit is above another row."""
-    clients = len(counts)
-    owner = np.repeat(np.arange(clients), counts)
+    clients, owner = len(counts), linear.repeat_clients(counts)
     # Sorted by client first: a rank less the rows of clients before is a client's own.
     whole = rankdata(owner * (len(scores) + 1) + rankdata(scores, "dense"))
     ranks = whole - np.repeat(np.cumsum(counts) - counts, counts)
@@ -285,7 +284,7 @@ def evaluate_linear(
 def tune(
     task: Task,
     candidate: Candidate,
-    splits: Sequence[Split | LateSplit],
+    splits: Sequence[AnySplit],
     chosen: Mapping[str, Mapping[str, float]],
     going: Callable[[], bool],
     begin: Mapping[str, float],
@@ -310,9 +309,8 @@ def tune(
     def score(setting: Mapping[str, float]) -> float:
         place = tuple(setting.values())
         if place not in seen:
-            loss, *_ = measures(task, candidate.name, splits, setting).values()
-            mean = float(np.nanmean(loss))
-            seen[place] = mean if np.isfinite(mean) else np.inf
+            scores = predict(task, candidate.name, splits, setting)
+            seen[place] = mean_loss(task, splits, scores)
         return seen[place]
 
     fixed = candidate.fixed.get(task.kind, {})

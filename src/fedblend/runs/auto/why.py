@@ -36,6 +36,8 @@ from fedblend.runs.auto.linear import PooledRows, losses, one_model
 from fedblend.runs.auto.tuning import scale_rows
 from fedblend.stats.intervals import LEVEL, holm
 
+PARTS = ("columns", "level", "slopes")
+"""The steps, each of which lowers the loss."""
 FOLDS = 5
 FEWEST = 10
 """Rows of a client that is looked at."""
@@ -106,15 +108,7 @@ class ClientGap(NamedTuple):
             f"{names[part]} (own: {self.parts[part]:.3g} of {self.loss:.3g})"
             for part in clear
         ]
-        return f"{self.client}: {'; '.join(said) or 'nothing beyond chance'}"
-
-
-class _Column(NamedTuple):
-    name: str
-    places: tuple[int, ...]
-    scaled: bool
-    mean: float
-    scale: float
+        return "; ".join(said) or "nothing beyond chance"
 
 
 def explain_gaps(
@@ -144,42 +138,39 @@ def explain_gaps(
     penalty = np.full((outputs, rows.inputs.shape[1]), ridge * len(rows.targets))
     penalty[:, 0] = 0.0
     faults = find_faults(rows, preprocessing) if preprocessing else {}
-    everybody = None
+
+    def fit(kept: np.ndarray) -> np.ndarray:
+        pooled = PooledRows(
+            rows.inputs[kept], rows.targets[kept], np.array([kept.sum()])
+        )
+        model = one_model(kind, pooled, outputs, penalty.ravel())
+        return model.reshape(outputs, -1)
+
+    everybody = np.ones(len(rows.targets), bool)
+    shared = fit(everybody) if len(rows.counts) > LEFT_OUT else None
     found, tests = [], []
     for client, at in enumerate(rows.clients):
         if rows.counts[client] < fewest:
             continue
         if not going():
             break
-        others = everybody
+        others = shared
         if others is None:
-            kept = np.ones(len(rows.targets), bool)
-            kept[at] = len(rows.counts) > LEFT_OUT
-            pooled = PooledRows(
-                rows.inputs[kept], rows.targets[kept], np.array([kept.sum()])
-            )
-            others = one_model(kind, pooled, outputs, penalty.ravel())
-            everybody = others if kept.all() else None
+            kept = everybody.copy()
+            kept[at] = False
+            others = fit(kept)
         own = faults.get(client, [])
-        shared = others.reshape(outputs, -1)
-        steps, ratio = _losses_in_steps(kind, rows, at, shared, own)
-        gains = dict(
-            zip(("columns", "level", "slopes"), -np.diff(steps, axis=0), strict=True)
-        )
-        parts = {part: float(of.mean()) for part, of in gains.items()}
-        tests.append([_above_chance(of) for of in gains.values()])
-        tests[-1][1] = min(tests[-1][1], ratio)
-        found.append(
-            ClientGap(
-                names[client], len(steps[0]), float(steps[0].mean()), parts, [], own
-            )
-        )
-    adjusted = holm(np.ravel(tests).tolist()).reshape(len(found), 3)
+        steps, ratio = _losses_in_steps(kind, rows, at, others, own)
+        gains = -np.diff(steps, axis=0)
+        parts = dict(zip(PARTS, gains.mean(axis=1).tolist(), strict=True))
+        columns, level, slopes = map(_above_chance, gains)
+        tests.append([columns, min(level, ratio), slopes])
+        loss = float(steps[0].mean())
+        found.append(ClientGap(names[client], len(steps[0]), loss, parts, [], own))
+    clear = holm(np.ravel(tests)).reshape(len(found), len(PARTS)) < LEVEL
     return [
-        gap._replace(
-            clear=[part for part, p in zip(gap.parts, of, strict=True) if p < LEVEL]
-        )
-        for gap, of in zip(found, adjusted, strict=True)
+        gap._replace(clear=[PARTS[place] for place in np.flatnonzero(of)])
+        for gap, of in zip(found, clear, strict=True)
     ]
 
 
@@ -285,38 +276,28 @@ def find_faults(
         preprocessing: what made their inputs.
     """
     found: dict[int, list[Fault]] = {}
-    columns, inputs = _columns(preprocessing), rows.inputs[:, 1:]
+    inputs, first = rows.inputs[:, 1:], 0
+    columns = preprocessing.schema.kept
     chance = CHANCE / (len(columns) * len(rows.counts))
-    for column in columns:
-        values = inputs[:, list(column.places)]
+    for column, fitted in zip(columns, preprocessing.fitted, strict=True):
+        places = tuple(range(first, first + len(column.features)))
+        first += len(places)
+        scaled = column.encoding in SCALED
+        scale, values = fitted.deviation if scaled else 1.0, inputs[:, list(places)]
         for client, value in _constants(rows, values, chance):
-            shown = column.mean + column.scale * value if column.scaled else value
-            if abs(shown) < 1e-5 * column.scale:  # of 32 bits
+            shown = fitted.mean + scale * value if scaled else value
+            if abs(shown) < 1e-5 * scale:  # of 32 bits
                 shown = 0.0
             # What is missing is the mean.
-            what = "missing" if column.scaled and value == 0.0 else "constant"
-            fault = Fault(column.name, what, float(shown), column.places)
+            what = "missing" if scaled and value == 0.0 else "constant"
+            fault = Fault(column.name, what, float(shown), places)
             found.setdefault(client, []).append(fault)
-        if column.scaled:
-            raw = column.mean + column.scale * values[:, 0]
+        if scaled:
+            raw = fitted.mean + scale * values[:, 0]
             present = values[:, 0] != 0.0  # what is missing is the mean
             for client, factor in _units(rows, raw, present):
-                fault = Fault(column.name, "unit", factor, column.places[:1])
+                fault = Fault(column.name, "unit", factor, places[:1])
                 found.setdefault(client, []).append(fault)
-    return found
-
-
-def _columns(preprocessing: Preprocessing) -> list[_Column]:
-    """The columns of a table, and the inputs that each of them makes."""
-    found, first = [], 0
-    for column, fitted in zip(
-        preprocessing.schema.kept, preprocessing.fitted, strict=True
-    ):
-        width, scaled = len(column.features), column.encoding in SCALED
-        scale = fitted.deviation if scaled else 1.0
-        places = tuple(range(first, first + width))
-        found.append(_Column(column.name, places, scaled, fitted.mean, scale))
-        first += width
     return found
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedblend.data.dataset import Task, generator
 from fedblend.runs.auto.linear import PooledRows
-from fedblend.runs.auto.tuning import Split, measures
+from fedblend.runs.auto.tuning import Split, measure, predict
 from fedblend.runs.auto.verdict import FEW_CLIENTS
 
 PARTS = (0.25, 0.35, 0.5, 0.7, 1.0)
@@ -52,13 +52,12 @@ class Worth(NamedTuple):
 
 def shorten(rows: PooledRows, part: float, seed: int) -> PooledRows:
     """A part of each client's rows, of the same order for every part."""
-    draw, kept = generator(seed, "rows of a learning curve"), []
+    draw = generator(seed, "rows of a learning curve")
+    kept = np.zeros(len(rows.targets), bool)
     for at, count in zip(rows.clients, rows.counts, strict=True):
         some = draw.permutation(int(count))[: round(part * int(count))]
-        kept.append(at.start + np.sort(some))
-    counts = np.array([len(of) for of in kept])
-    order = np.concatenate(kept)
-    return PooledRows(rows.inputs[order], rows.targets[order], counts)
+        kept[at.start + some] = True
+    return rows.take(kept)
 
 
 def learning_curve(
@@ -85,8 +84,9 @@ def learning_curve(
         for part in PARTS:
             if not going():
                 return np.stack(curves, axis=1) if curves else None
-            shorter = Split(shorten(split.train, part, seed), split.held)
-            loss, *_ = measures(task, name, [shorter], setting).values()
+            shorter = [Split(shorten(split.train, part, seed), split.held)]
+            scores = predict(task, name, shorter, setting)
+            loss, *_ = measure(task, shorter, scores).values()
             curve.append(loss[0])
         curves.append(np.stack(curve))
     return np.stack(curves, axis=1)
