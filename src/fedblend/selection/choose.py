@@ -242,9 +242,10 @@ def choose_arms(
         found += alpha_arms(spec, parts, metric, alphas)
     named = _references([arm.name for arm in found], alphas is not None, references)
     usable = finite_arms(found, named)
-    found = _single_arms(usable, named, data, folds, guard, metric, measure)
-    known, places = _scores(usable, data, folds, measure), found.references
-    others = decisions_without_folds(known, places, guard, folds)
+    clients = _scores(usable, data, folds, measure)
+    found = _single_arms(usable, named, clients, data, guard, metric, measure)
+    places = found.references
+    others = decisions_without_folds(clients, places, guard, folds)
     best, *of_folds = (
         np.array([one.best for one in of]) for of in (found.decisions, *others)
     )
@@ -307,15 +308,14 @@ def _beliefs(
 def _single_arms(
     arms: Sequence[Arm],
     references: Sequence[str],
+    clients: Sequence[ClientCosts],
     data: FederatedData,
-    folds: int,
     guard: float,
     metric: str,
     measure: Metric,
 ) -> Choice:
     """The decision of every client for one arm, from the costs of all."""
     least = least_cost(measure, [arm.costs for arm in arms])
-    clients = _scores(arms, data, folds, measure)
     names = [arm.name for arm in arms]
     places = tuple(names.index(name) for name in references)
     federation, found = _beliefs(clients, places, guard)

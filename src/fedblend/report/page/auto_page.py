@@ -22,9 +22,8 @@ from fedblend.report.page.auto_tables import (
     clients_section,
     columns_section,
     curves_section,
-    draw_intervals,
     effects_section,
-    ends_of,
+    interval_cells,
     interval_text,
     parse_number,
     ranks_section,
@@ -186,39 +185,37 @@ def _methods(files: AutoFiles) -> Plain:
     order = sorted(
         done, key=lambda name: (place.get(name, 2), parse_number(done[name]["test"]))
     )
-    metrics = [key for key in done[files.first]["metrics"]][1:]
-    second = "auc" if "auc" in metrics else next(iter(metrics), None)
+    _, *metrics = done[files.first]["metrics"]
+    second = "auc" if "auc" in metrics else metrics[0]
     gains = [done[name].get("gain_over_alone", {}) for name in order]
     rows = [
         [
             files.title(name),
             _role(files, name),
             short(done[name]["test"]),
-            *([short(done[name]["metrics"].get(second))] if second else []),
-            interval_text(gain, GAIN, "+.2g"),
-            picture,
+            short(done[name]["metrics"].get(second)),
+            *cells,
             f"{gain['better']} / {gain['worse']}" if gain else MISSING,
-            human_bits(done[name]["bits_per_client"])
-            if done[name].get("bits_per_client") is not None
-            else MISSING,
+            MISSING
+            if (bits := done[name].get("bits_per_client")) is None
+            else human_bits(bits),
         ]
-        for name, gain, picture in zip(
-            order, gains, draw_intervals(gains, ends_of(GAIN)), strict=True
+        for name, gain, cells in zip(
+            order, gains, interval_cells(gains, GAIN, "+.2g"), strict=True
         )
     ]
-    constant = [short(state["findings"]["constant"]), *[MISSING] * bool(second)]
     if REFERENCE not in done:  # which is the constant of times
-        row = ["constant", "reference", *constant, MISSING, None, MISSING, MISSING]
-        rows.append(row)
+        row = ["constant", "reference", short(state["findings"]["constant"]), MISSING]
+        rows.append([*row, MISSING, None, MISSING, MISSING])
     criterion = state["criterion"]
-    heads = ["Method", "Role", f"Test {criterion}", *([second] if second else [])]
+    heads = ["Method", "Role", f"Test {criterion}", second]
     heads += ["Gain over training alone (95 %)", "loses ← → gains"]
     heads += ["Clients better / worse", "Bits per client"]
     settings = [
         f"{files.title(name)}: "
         + ", ".join(f"{key} {value:g}" for key, value in done[name]["setting"].items())
         for name in order
-        if done[name].get("setting")
+        if done[name]["setting"]
     ]
     return section(
         "methods",
@@ -256,8 +253,7 @@ def _leaves(files: AutoFiles) -> Plain | None:
         + (
             "the slope and the curvature of its loss at the shared model, which are "
             "sums over its rows. No row and no own coefficient leaves it."
-            if "level" in methods[name]["setting"]
-            or "ridge" in methods[name]["setting"]
+            if {"level", "ridge"} & {*known["setting"]}
             else "by how much its rows change the shared model. No row leaves it."
         ),
         "Once, before: its number of rows, and for each column the share of rows with "

@@ -107,9 +107,15 @@ def draw_intervals(
     ]
 
 
-def ends_of(keys: Sequence[str]) -> Callable[[Plain], list[float]]:
-    """A function of a row: the numbers under these keys."""
-    return lambda row: [parse_number(row.get(key)) for key in keys]
+def interval_cells(
+    rows: Sequence[Plain], keys: Sequence[str], style: str
+) -> list[list[Any]]:
+    """Two cells of each row: a mean with its interval, and its picture."""
+    pictures = draw_intervals(
+        rows, lambda row: [parse_number(row.get(key)) for key in keys]
+    )
+    texts = [interval_text(row, keys, style) for row in rows]
+    return [list(cells) for cells in zip(texts, pictures, strict=True)]
 
 
 def _some(rows: Sequence[Any], file: str) -> tuple[Sequence[Any], list[Plain]]:
@@ -142,7 +148,7 @@ def clients_section(files: AutoFiles) -> Plain | None:
         key=lambda row: (row["verdict"] != "better alone", parse_number(row["gain"])),
     )
     shown, more = _some(lost, "clients.csv")
-    pictures = draw_intervals(shown, ends_of(CLIENT_GAIN))
+    gains = interval_cells(shown, CLIENT_GAIN, "+.2g")
     rows = [
         [
             row["client"],
@@ -152,10 +158,9 @@ def clients_section(files: AutoFiles) -> Plain | None:
             percent(row["missing"]),
             short(row["alone"]),
             short(row["method"]),
-            interval_text(row, CLIENT_GAIN, "+.2g"),
-            picture,
+            *gain,
         ]
-        for row, picture in zip(shown, pictures, strict=True)
+        for row, gain in zip(shown, gains, strict=True)
     ]
     title = files.title(files.choice["candidate"])
     heads = ["Client", "Verdict", "Rows", _target_heading(state), "Values missing"]
@@ -222,6 +227,13 @@ def _off(row: Row, share: bool) -> list[float]:
     return [value / expected - 1 if expected else math.nan for value in found]
 
 
+def _says(off: Sequence[float]) -> str:
+    _, low, high = off
+    if low <= 0 <= high:
+        return "as expected"
+    return "less than expected" if high < 0 else "more than expected"
+
+
 def calibration_section(files: AutoFiles) -> Plain | None:
     """What was observed and expected of each client; those that are off come first."""
     clients = [row for row in files.clients if row.get("expected")]
@@ -230,22 +242,19 @@ def calibration_section(files: AutoFiles) -> Plain | None:
     share, text = files.state.get("outcome") is not None, _target_text(files.state)
 
     def is_off(row: Row) -> bool:
-        _, low, high = _off(row, share)
-        return not low <= 0 <= high
+        return _says(_off(row, share)) != "as expected"
 
     ordered = sorted(clients, key=lambda row: (not is_off(row), -int(row["rows"])))
     shown, more = _some(ordered, "clients.csv")
     pictures = draw_intervals(shown, lambda row: _off(row, share))
     rows = []
     for row, picture in zip(shown, pictures, strict=True):
-        ends: Plain = dict(zip(EXPECTED, _off(row, share), strict=True))
-        low, high = ends["observed_low"], ends["observed_high"]
-        says = "as expected" if low <= 0 <= high else "more than expected"
-        says = "less than expected" if high < 0 else says
-        if share:
-            ends = {key: 1 + value for key, value in ends.items()}
+        off = _off(row, share)
+        ends: Plain = dict(
+            zip(EXPECTED, [int(share) + value for value in off], strict=True)
+        )
         shown_text = interval_text(ends, EXPECTED, ".2f" if share else "+.2g")
-        cells = [row["client"], says, text(row["target"]), text(row["expected"])]
+        cells = [row["client"], _says(off), text(row["target"]), text(row["expected"])]
         rows.append([*cells, shown_text, picture])
     what = "Observed / expected" if share else "Observed less expected"
     return section(
@@ -336,22 +345,17 @@ def effects_section(files: AutoFiles) -> Plain | None:
     )
 
 
-def _ends_text(ends: Sequence[Any]) -> str:
-    """A mean and the ends of its interval."""
-    row: Plain = dict(zip(EFFECT, ends, strict=True))
-    return interval_text(row, EFFECT, ".3f")
-
-
 def ranks_section(files: AutoFiles) -> Plain | None:
     """C-index and integrated Brier score of models of times until an event."""
     known = [of for of in files.state["methods"].values() if "intervals" in of]
     if not known:
         return None
+
+    def text(ends: Sequence[Any]) -> str:
+        return interval_text(dict(zip(EFFECT, ends, strict=True)), EFFECT, ".3f")
+
     rows = [
-        [
-            of["title"],
-            *(_ends_text(of["intervals"][key]) for key in ("c_index", "brier")),
-        ]
+        [of["title"], *(text(of["intervals"][key]) for key in ("c_index", "brier"))]
         for of in known
     ]
     rows_held, events = files.state["held"]

@@ -199,10 +199,13 @@ def decide(
     validated = {name: of.validation for name, of in federated.items()}
     best, alike = choose(validated, mean(constant.validation))
     candidate = alike[0]
+
+    def validation_means(*names: str) -> dict[str, float]:
+        return comparable_means({name: scores[name].validation for name in names})
+
     alone = ALONE
     if OWN_TREES in scores:
-        both = {name: scores[name].validation for name in (ALONE, OWN_TREES)}
-        means = comparable_means(both)
+        means = validation_means(ALONE, OWN_TREES)
         little = NEGLIGIBLE * (mean(constant.validation) - means[OWN_TREES])
         if means[ALONE] - means[OWN_TREES] > max(little, 0.0):
             alone = OWN_TREES
@@ -215,14 +218,12 @@ def decide(
     elif up < LEVEL:
         answer = "negligible"
     method = candidate if answer in DEPLOYED else ALONE
-    means = comparable_means(
-        {name: scores[name].validation for name in (alone, candidate)}
-    )
+    means = validation_means(alone, candidate)
     better = min(means, key=lambda name: means[name])
-    shared = None
+    harmed: list[str] = []
     if "fedavg" in federated:
         gained = difference(scores[alone].test, federated["fedavg"].test)
-        shared = who_gains(gained, names, judged)
+        harmed = who_gains(gained, names, judged).harmed
     return Findings(
         choice=MethodChoice(method, alone, candidate, best, alike),
         informative=clearly_above(difference(constant.test, scores[better].test))
@@ -232,7 +233,7 @@ def decide(
         clients=int((~np.isnan(gaps).all(axis=0)).sum()),
         splits=len(gaps),
         who=who_gains(gaps, names, judged),
-        shared_harms=shared.harmed if shared else [],
+        shared_harms=harmed,
         mean_gain=interval(gaps),
         p=min(up, down),
         detectable=detectable(gaps),
@@ -275,7 +276,7 @@ def clearly_above(gaps: np.ndarray) -> float:
     It is 1 where their mean points the other way.
     """
     gaps = _finite_columns(gaps)
-    splits, clients = gaps.shape
+    clients = gaps.shape[1]
     if not clients or not gaps.mean() > 0:
         return 1.0
     if clients >= FEW_CLIENTS:
@@ -283,8 +284,8 @@ def clearly_above(gaps: np.ndarray) -> float:
             gaps.mean(axis=0), zero_method="zsplit", alternative="greater"
         )
         return float(found.pvalue)
-    score = gaps.mean() / max(_error(gaps.mean(axis=1)), 1e-300)
-    return float(stats.t.sf(score, max(splits - 1, 1)))
+    error, freedom = _spread(gaps)
+    return float(stats.t.sf(gaps.mean() / max(error, 1e-300), freedom))
 
 
 def _error(by_split: np.ndarray) -> Any:

@@ -36,7 +36,7 @@ from fedblend.runs.auto.linear import PooledRows, losses, one_model
 from fedblend.runs.auto.tuning import scale_rows
 from fedblend.stats.intervals import LEVEL, holm
 
-PARTS = ("columns", "level", "slopes")
+PARTS: tuple[str, ...] = ("columns", "level", "slopes")
 """The steps, each of which lowers the loss."""
 FOLDS = 5
 FEWEST = 10
