@@ -125,14 +125,8 @@ def _some(rows: Sequence[Any], file: str) -> tuple[Sequence[Any], list[Plain]]:
     return rows[:MOST_SHOWN], more
 
 
-def _target_heading(state: Plain) -> str:
-    if state.get("outcome") is not None:
-        return f"Rows with {state['outcome']!r}"
-    return "Mean of the target"
-
-
 def _target_text(state: Plain) -> Callable[[Any], str]:
-    return short if state.get("outcome") is None else percent
+    return short if state["outcome"] is None else percent
 
 
 CLIENT_GAIN = ("gain", "low", "high")
@@ -142,7 +136,9 @@ def clients_section(files: AutoFiles) -> Plain | None:
     """What each client has, and what it gains; those that lose most come first."""
     if not files.clients:
         return None
-    state, share = files.state, _target_text(files.state)
+    state, share, target = files.state, _target_text(files.state), "Mean of the target"
+    if state["outcome"] is not None:
+        target = f"Rows with {state['outcome']!r}"
     lost = sorted(
         files.clients,
         key=lambda row: (row["verdict"] != "better alone", parse_number(row["gain"])),
@@ -163,7 +159,7 @@ def clients_section(files: AutoFiles) -> Plain | None:
         for row, gain in zip(shown, gains, strict=True)
     ]
     title = files.title(files.choice["candidate"])
-    heads = ["Client", "Verdict", "Rows", _target_heading(state), "Values missing"]
+    heads = ["Client", "Verdict", "Rows", target, "Values missing"]
     heads += ["Alone", f"With {title}", "Gain (95 %)", "loses ← → gains"]
     missing = [
         f"{row['client']}: mostly missing are {row['missing_most']}"
@@ -239,7 +235,7 @@ def calibration_section(files: AutoFiles) -> Plain | None:
     clients = [row for row in files.clients if row.get("expected")]
     if not clients:
         return None
-    share, text = files.state.get("outcome") is not None, _target_text(files.state)
+    share, text = files.state["outcome"] is not None, _target_text(files.state)
 
     def is_off(row: Row) -> bool:
         return _says(_off(row, share)) != "as expected"

@@ -144,6 +144,8 @@ class AutoComparison:
         with threadpool_limits(1):
             contest = Contest.read(self.request, chosen, tested, self.state["methods"])
             del built, chosen  # which may be large
+            criterion = contest.metric, contest.criterion
+            self.state["metric"], self.state["criterion"] = criterion
             self._answer_first(contest)
             self._compare(contest)
             self._decide(contest)
@@ -179,7 +181,7 @@ class AutoComparison:
         return build_rows(config, self.request)
 
     def _look(self, built: Built) -> None:
-        """Describe the table, and choose the criterion of the comparison."""
+        """Describe the table, and refuse what is not compared."""
         data, kind, state = built.federated_data, built.task.kind, self.state
         if kind not in CRITERIA:
             raise RunError(f"{self.request.target}: {kind} targets are not compared")
@@ -192,9 +194,6 @@ class AutoComparison:
                 "--drop leaves columns out; fedblend compare has methods for larger "
                 "models"
             )
-        state["metric"], state["criterion"] = CRITERIA[kind]
-        if built.task.log_shift is not None:
-            state["criterion"] += " of the logarithm"
         state["kind"] = kind
         state["seen"] = {**description.describe(built), "entries": entries}
         # What becomes of the columns is said below, column by column.
@@ -280,11 +279,12 @@ class AutoComparison:
             state["numbers"] = contest.numbers
             state["verdict"].append(sentences.cost(contest.numbers, state["kind"]))
             return
-        tested, left = contest.table.tested, self._left(TELLING * self.seconds)
+        left = self._left(TELLING * self.seconds)
         if state["kind"] != "survival":
             # The rows that chose settings are of no more use, and may be many.
-            contest.table = contest.table._replace(chosen=tested, to_choose=())
-        tables, facts = insight(tested, trained, found, contest.settings, left)
+            table = contest.table
+            contest.table = table._replace(chosen=table.tested, to_choose=())
+        tables, facts = insight(contest.table, trained, found, contest.settings, left)
         state |= facts
         if state["kind"] == "survival":
             add_survival(state, contest, tables["clients"])

@@ -17,13 +17,12 @@ import numpy as np
 from scipy import stats
 from scipy.special import expit, softmax
 
-from fedblend.config.build import Built
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.columns import SCALED
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.runs.auto.candidates import ALONE, BY_NAME
 from fedblend.runs.auto.linear import PooledRows, coefficients
-from fedblend.runs.auto.tuning import Split, models
+from fedblend.runs.auto.tuning import Table, models
 from fedblend.runs.auto.verdict import Findings, MethodScores, difference, interval
 from fedblend.runs.auto.why import FEWEST, explain_gaps, fitted_rows
 from fedblend.runs.auto.worth import learning_curve, worth_in_rows
@@ -46,7 +45,7 @@ Row = dict[str, Any]
 
 
 def insight(
-    tested: Built,
+    table: Table,
     scores: Mapping[str, MethodScores],
     found: Findings,
     settings: Mapping[str, Mapping[str, float]],
@@ -55,7 +54,7 @@ def insight(
     """Tables by name, and facts for ``auto.json``: what there is time for.
 
     Args:
-        tested: the splits with test rows.
+        table: with the splits that are tested.
         scores: of the methods that are trained.
         found: what is decided.
         settings: of the methods.
@@ -68,7 +67,8 @@ def insight(
         untold.extend([what] * (not there and what not in untold))
         return there
 
-    task, method, candidate = tested.task, found.choice.method, found.choice.candidate
+    tested, task = table.tested, table.task
+    method, candidate = found.choice.method, found.choice.candidate
     rows, data = fitted_rows(tested), tested.federated_data
     names = [data.name(client) for client in range(data.clients)]
     fitted = tested.preprocessing[0] if tested.preprocessing else None
@@ -94,7 +94,6 @@ def insight(
     ):
         tables["effects"] = effects(task, method, rows, setting, names, fitted)
     few = max(FEWEST, int(np.sort(rows.counts)[-MOST_EXPLAINED:][0]))
-    gaps = []
     if by_row:
         gaps = explain_gaps(
             task.kind,
@@ -105,20 +104,19 @@ def insight(
             fewest=few,
             going=lambda: going("why clients differ (of some or all)"),
         )
-    tables["why"] = [
-        {
-            "client": gap.client,
-            "rows": gap.rows,
-            "loss": gap.loss,
-            **gap.parts,
-            "clear": " ".join(gap.clear),
-            "why": str(gap),
-        }
-        for gap in gaps
-    ]
-    splits = (Split.read(one, "test", task) for one in tested.federations)
+        tables["why"] = [
+            {
+                "client": gap.client,
+                "rows": gap.rows,
+                "loss": gap.loss,
+                **gap.parts,
+                "clear": " ".join(gap.clear),
+                "why": str(gap),
+            }
+            for gap in gaps
+        ]
     curve = learning_curve(
-        task, ALONE, splits, dict(settings[ALONE]), lambda: left() > 0
+        task, ALONE, table.to_test, settings[ALONE], lambda: left() > 0
     )
     facts: Row = {"outcome": None, "effect": effect_name(task), "untold": untold}
     if curve is not None:

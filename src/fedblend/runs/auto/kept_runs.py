@@ -76,7 +76,8 @@ def keep_run(
         config: of its run.
         metric: that decides.
         folder: of the run.
-        known: what is known of the method; the bits are added.
+        known: what is known of the method; the bits that a client sends and receives,
+            mean over splits, are added.
         done: the runs so far by what computes them; this one is added. The first is
             that of training alone, with which the others are compared.
         stop: raises if the user asked to stop.
@@ -98,8 +99,10 @@ def keep_run(
         on_step=lambda step: stop(),
     )
     done[program] = run
-    known["bits_per_client"] = bits_per_client(summary, clients)
-    tested = float(np.mean(known["by_split"][: len(summary["runs"])]))
+    runs = summary["runs"]
+    sent = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs)
+    known["bits_per_client"] = sent / len(runs) / clients
+    tested = float(np.mean(known["by_split"][: len(runs)]))
     return distance_warning(summary, metric, name, tested, config.run.rounds)
 
 
@@ -150,13 +153,6 @@ def train_on_all_rows(
         parts = parts.astype(np.float32)
         params: Any = Affine(parts[..., 1:], parts[..., 0])  # type: ignore
         run_folder.write_model(path, params, seed=seeds[0], round=config.run.rounds)
-
-
-def bits_per_client(summary: dict[str, Any], clients: int) -> float:
-    """Bits that a client sends and receives in a finished run, mean over splits."""
-    runs = summary["runs"]
-    total = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs)
-    return total / len(runs) / clients
 
 
 def distance_warning(

@@ -14,14 +14,14 @@ splits where clients are few, and fits again, so that it is wide where the curve
 or noisy. A curve is not extended beyond ``MOST`` times the rows that were there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedblend.data.dataset import Task, generator
 from fedblend.runs.auto.linear import PooledRows
-from fedblend.runs.auto.tuning import Split, measure, predict
+from fedblend.runs.auto.tuning import AnySplit, Split, measure, predict
 from fedblend.runs.auto.verdict import FEW_CLIENTS
 
 PARTS = (0.25, 0.35, 0.5, 0.7, 1.0)
@@ -63,8 +63,8 @@ def shorten(rows: PooledRows, part: float, seed: int) -> PooledRows:
 def learning_curve(
     task: Task,
     name: str,
-    splits: Iterable[Split],
-    setting: dict[str, float],
+    splits: Sequence[AnySplit],
+    setting: Mapping[str, float],
     going: Callable[[], bool] = lambda: True,
 ) -> np.ndarray | None:
     """Test losses of a linear method by parts of the rows, [parts, splits, clients].
@@ -80,11 +80,11 @@ def learning_curve(
     """
     curves = []
     for seed, split in enumerate(splits):
-        curve = []
+        train, held, curve = split.train, split.held, []
         for part in PARTS:
             if not going():
                 return np.stack(curves, axis=1) if curves else None
-            shorter = [Split(shorten(split.train, part, seed), split.held)]
+            shorter = [Split(shorten(train, part, seed), held)]
             scores = predict(task, name, shorter, setting)
             loss, *_ = measure(task, shorter, scores).values()
             curve.append(loss[0])
