@@ -347,6 +347,8 @@ def _alike(table: ClientTable, values: np.ndarray) -> float:
     """How alike neighbors in this order are in the target; 0 where it may be chance."""
     order = np.lexsort((values, table.owner))
     order = order[~np.isnan(values[order])]
+    if not order.size:
+        return 0.0
     target, owner = _target(table)[order], table.owner[order]
     same = owner[1:] == owner[:-1]
     pairs, size = max(same.sum(), 1), max((target**2).mean(), 1e-300)
