@@ -179,13 +179,12 @@ def _curvature(
 
 
 def write_derivatives(
-    kind: str, rows: PooledRows, models: np.ndarray
+    kind: str, rows: PooledRows, scores: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The gradient and the Hessian of every client's loss at its model.
+    """The gradient and the Hessian of every client's loss, whose rows score this.
 
     It is what a client sends in a round: [clients, entries], with one axis more.
     """
-    scores = rows.scores(models)
     if kind == "survival":
         parts = zip(rows.risk_sets, rows.clients, strict=True)
         each = [of.derivatives(scores[at, 0], rows.inputs[at]) for of, at in parts]
@@ -204,9 +203,10 @@ def expand(kind: str, rows: PooledRows, models: np.ndarray) -> Letters:
 
     Of squared errors they are exact, whatever the models are.
     """
-    slope, curve = write_derivatives(kind, rows, models)
+    scores = rows.scores(models)
+    slope, curve = write_derivatives(kind, rows, scores)
     bent = np.einsum("cij,cj->ci", curve, models)
-    each = _objective(kind, rows.scores(models), rows.targets)
+    each = _objective(kind, scores, rows.targets)
     square = 2 * np.array([each[at].sum() for at in rows.clients])
     square += (models * (bent - 2 * slope)).sum(axis=1)
     found = curve, bent - slope, square, rows.counts.astype(float)
@@ -352,7 +352,8 @@ def _joint(
         return _objective(kind, scores, rows.targets).sum()
 
     def step(shared, u):
-        slope, curve = write_derivatives(kind, rows, shared + scales * u)
+        scores = rows.scores(shared + scales * u)
+        slope, curve = write_derivatives(kind, rows, scores)
         options = {"penalty": penalty, "share": share}
         return newton_step(slope, curve, scales, u=u, shared=shared, **options)
 
@@ -416,15 +417,14 @@ def _joint_in_row_spaces(
         return _objective(kind, scores(shared, v), rows.targets).sum()
 
     def step(shared, v):
-        first, second = _derivatives(kind, scores(shared, v), rows.targets)
-        each = [(first[at], second[at], inputs[at], at) for at in rows.clients]
-        slope = v + np.stack([(down.T @ own).ravel() for down, _, own, _ in each])
-        inner = every + np.stack([_curvature(own, bend) for _, bend, own, _ in each])
+        slope, inner = write_derivatives(kind, narrow, scores(shared, v))
+        slope, inner = slope + v, inner + every
         if not share:
             turn = np.linalg.solve(inner, slope[:, :, None])[:, :, 0]
             return np.zeros(len(penalty)), turn, (slope * turn).sum()
+        first, second = _derivatives(kind, scores(shared, v), rows.targets)
         cross = np.stack(
-            [_curvature(own, bend, rows.inputs[at]) for _, bend, own, at in each]
+            [_curvature(inputs[at], second[at], rows.inputs[at]) for at in rows.clients]
         )
         curve = _curvature(rows.inputs, second) + np.diag(penalty)
         steep = (first.T @ rows.inputs).ravel() + penalty * shared
@@ -486,7 +486,8 @@ def coefficients(
     models = hierarchical_models(kind, rows, outputs, **options)
     variance = _entry_vector(rows, outputs, level, slopes)
     penalty = _ridge(kind, rows, outputs, ridge)
-    slope, curve = write_derivatives(kind, rows, models)
+    scores = rows.scores(models)
+    slope, curve = write_derivatives(kind, rows, scores)
     # Where the objective is least, so is u_i = own / scale: u_i = -scale * slope_i.
     own = -variance * slope if share else models
     shared = (models - own).mean(axis=0)
@@ -506,7 +507,7 @@ def coefficients(
     freedom = max(len(rows.targets) - (every - used), 1.0)
     noise = 1.0
     if kind == "regression":
-        noise = losses(kind, rows.scores(models), rows.targets).sum() / freedom
+        noise = losses(kind, scores, rows.targets).sum() / freedom
     return Coefficients(
         shared,
         np.sqrt(noise * shared_error),
