@@ -168,6 +168,9 @@ from fedblend.runs.saved_run import (
 from fedblend.runs.saved_run import (
     load as load,
 )
+from fedblend.runs.tune_alike import (
+    tune_alike as tune_alike,
+)
 from fedblend.selection.choose import (
     choose as choose,
 )

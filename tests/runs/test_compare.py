@@ -4,6 +4,7 @@
 
 import copy
 import csv
+import shutil
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,16 @@ def test_finished_runs_are_compared_as_they_are(made, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_winners_of_sweeps_have_the_names_of_their_runs(made, tmp_path):
+    """Folders of sweeps are named by the value alone."""
+    out, found, _ = made
+    places = [tmp_path / name / "rate=0.1" for name in ("fedavg", "apfl")]
+    for place in places:
+        shutil.copytree(out / "runs" / place.parent.name, place)
+    again = compare(places, tmp_path / "out")
+    assert list(again.folders) == list(found.folders) == ["fedavg", "apfl"]
+
+
 @pytest.mark.parametrize(
     ("other", "key"),
     [
@@ -243,6 +254,6 @@ def test_files_of_one_name_take_the_names_of_the_files(tmp_path):
     for stem in ("first", "second"):
         (tmp_path / f"{stem}.toml").write_text(dump(config()))
     found = read_entries([tmp_path / "first.toml", tmp_path / "second.toml"], 3)
-    assert list(found) == ["fedavg", "second"]
+    assert list(found) == ["first", "second"]
     second: Any = found["second"]
     assert second.run.seed == [0, 1, 2]

@@ -230,15 +230,15 @@ def read_entries(
     if isinstance(entries, Mapping):
         return {str(name): _read(of, seeds, sets)[0] for name, of in entries.items()}
     found: dict[str, Path | Config | Run] = {}
-    for entry in entries:
-        value, *names = _read(entry, seeds, sets)
-        name = next((name for name in names if name not in found), None)
-        if name is None:
+    known = [_read(entry, seeds, sets) for entry in entries]
+    firsts = [name for _, name, _ in known]
+    for entry, (value, first, other) in zip(entries, known, strict=True):
+        name = first if firsts.count(first) == 1 else other
+        if name in found:
             kinds = {Config: "a configuration", Run: "compare takes runs by name, too"}
             where = kinds.get(type(entry), entry)
             raise ConfigError(
-                f"{where}: name: {names[0]!r} is the name of another run of this "
-                "comparison"
+                f"{where}: name: {name!r} is the name of another run of this comparison"
             )
         found[name] = value
     return found
