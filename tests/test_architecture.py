@@ -39,6 +39,7 @@ LEVELS = (
             "batches",
             "batch_statistics",
             "uneven_loop",
+            "step_log",
             "errors",
             "extras",
             "checks",

@@ -187,6 +187,9 @@ from fedblend.simulation.aggregators import (
 from fedblend.simulation.compile import (
     compile_cache as compile_cache,
 )
+from fedblend.simulation.debug import (
+    debug as debug,
+)
 from fedblend.simulation.personalize import (
     NewClients as NewClients,
 )

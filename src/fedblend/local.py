@@ -40,6 +40,7 @@ from fedblend.checks import (
 )
 from fedblend.core import Down, Key, PyTree, Shard, Up
 from fedblend.errors import UserError
+from fedblend.step_log import tell
 from fedblend.uneven_loop import own_loop
 
 MOST_DRAWN, MOST_ORDERED = 2**14, 2**26
@@ -241,6 +242,8 @@ def descend(
         if penalty is not None:
             push = trees.add(push, jax.grad(penalty)(here))
         moved, state = take_step(transform, push, state, here, mean_gradient)
+        update = partial(trees.subtract, moved, here)
+        tell("step", lambda: (number, _norms(mean_gradient), _norms(update())))
         return moved, state, trees.add(total, mean_gradient)
 
     # Who subtracts where it started must not make XLA keep a copy for every client.
@@ -253,6 +256,10 @@ def descend(
     variables, _, total = reached
     taken = jnp.maximum(own, 1)
     return variables, jax.tree.map(lambda leaf: leaf / taken.astype(leaf.dtype), total)
+
+
+def _norms(tree: PyTree) -> PyTree:
+    return jax.tree.map(trees.norm, tree)
 
 
 def local_update(

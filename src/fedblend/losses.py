@@ -35,6 +35,7 @@ from fedblend.errors import (
     show_value,
 )
 from fedblend.mixing import Apply, Blend, predict
+from fedblend.step_log import tell
 
 
 class HiddenLoss:
@@ -82,9 +83,12 @@ def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
         return loss.objective(params, batch)
     losses = row_losses(loss, params, batch)
     if batch.mask is None:
-        return losses.mean()
-    count = batch.mask.astype(losses.dtype).sum()
-    return jnp.where(batch.mask, losses, 0).sum() / jnp.maximum(count, 1)
+        mean = losses.mean()
+    else:
+        count = batch.mask.astype(losses.dtype).sum()
+        mean = jnp.where(batch.mask, losses, 0).sum() / jnp.maximum(count, 1)
+    tell("loss", lambda: mean)
+    return mean
 
 
 def row_losses(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:

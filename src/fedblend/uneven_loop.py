@@ -49,7 +49,7 @@ def own_loop(
         first: the carry at the start.
         even: mean over the largest number of steps, of all clients.
     """
-    if even >= EVEN:
+    if even >= EVEN or jax.config.jax_disable_jit:  # pyright: ignore
         return jax.lax.fori_loop(0, own, step, first)
     leaves, tree = jax.tree.flatten(trees.strongly_typed(first))
 

@@ -160,10 +160,17 @@ def exchange(
     state: PyTree,
     member: Members,
 ) -> tuple[Down, Any, PyTree]:
-    """One client's part in a round: both messages as they travel, and its new state."""
+    """``answer`` of a member."""
     shard = shard_of(settings, examples, member)
+    return answer(algorithm, root, down, shard, state)
+
+
+def answer(
+    algorithm: Algorithm, root: Key, down: Down, shard: Shard, state: PyTree
+) -> tuple[Down, Any, PyTree]:
+    """One client's part in a round: both messages as they travel, and its new state."""
     message = algorithm.wire.tell(down, algorithm.wire.ask(state, shard))
-    key = keys.derive(root, "client", down.round, member.ids)
+    key = keys.derive(root, "client", down.round, shard.id)
     up, after = algorithm.client(message, state, shard, key)
     return message, up._replace(mean_gradient=None, step_sum=None), after
 
