@@ -208,3 +208,29 @@ def test_rows_that_no_client_has_leave_statistics():
     nothing = everything(dataclasses.replace(shard, count=jnp.int32(0)))
     slope = gradient(LOSS)(params, nothing._replace(key=KEY))
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(slope))
+
+
+def test_no_control_variate_follows_statistics():
+    """They are not corrected, so that their gaps would add up round by round."""
+    work = fb.Work(0.05, 3, None)
+    own = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), MODEL.init(KEY))
+    made = {
+        "scaffnew": fb.algorithms.scaffnew(LOSS, work),
+        "compressed": fb.algorithms.compressed_scaffnew(
+            LOSS, work, clients=3, copies=2
+        ),
+        "scafflix": fb.algorithms.scafflix(
+            LOSS, work, alpha=0.5, personal=fb.solvers.given(own)
+        ),
+    }
+    for name, algorithm in made.items():
+        run = fb.simulate(
+            algorithm, MODEL.init, DATA, KEY, rounds=9, weights="uniform"
+        ).complete()
+        controls = [
+            leaf
+            for path, leaf in leaves_by_path(run.client(0)).items()
+            if "control" in path and path.endswith(("mean", "variance"))
+        ]
+        assert len(controls) == 2, name
+        assert not np.any(controls), name

@@ -16,6 +16,7 @@ from torch.nn import functional
 import fedblend as fb
 from fedblend.batch_statistics import is_statistic, take_step
 from fedblend.core import Batch
+from fedblend.errors import InputError
 from fedblend.losses import objective
 from fedblend.models import feedforward
 
@@ -226,3 +227,31 @@ def without_dropout(net):
     own = copy.deepcopy(net).train()
     own[3] = own[7] = nn.Identity()
     return own
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, inputs):
+        return self.norm(self.first(self.norm(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("net", "said"),
+    [
+        (Twice(), "uses a batch normalization twice .in BatchNorm1d at 'norm'"),
+        (
+            nn.Sequential(nn.InstanceNorm1d(3, affine=True, track_running_stats=True)),
+            "InstanceNorm1d at '0' with track_running_stats=True",
+        ),
+    ],
+)
+def test_statistics_that_would_not_be_pytorchs_are_refused(net, said):
+    example = torch.randn(5, 4) if isinstance(net, Twice) else torch.randn(5, 3, 4)
+    with pytest.raises(InputError, match=said) as caught:
+        fb.models.from_torch(net, example)
+    assert "\n" not in str(caught.value)
+    model = fb.models.from_torch(net, example, freeze_batch_norm=True)
+    close(model.apply(model.init(KEY), example.numpy(), key=KEY), net.eval()(example))

@@ -83,6 +83,15 @@ def without_statistics(params: PyTree) -> PyTree:
     )
 
 
+def hold_statistics(tree: PyTree) -> PyTree:
+    """The same tree with zeros in place of statistics."""
+
+    def hold(node):
+        return trees.zeros_like(node) if is_statistic(node) else node
+
+    return jax.tree.map(hold, tree, is_leaf=is_statistic)
+
+
 def take_step(
     rule: optax.GradientTransformation,
     push: PyTree,
@@ -105,17 +114,13 @@ def take_step(
         The variables after the step, and the state.
     """
 
-    def hold(node):
-        return trees.zeros_like(node) if is_statistic(node) else node
-
     def follow(after, before, slope):
         if not is_statistic(before):
             return after
         rate = before.momentum if momentum is None else momentum
         return trees.subtract(before, trees.scale(rate, slope))
 
-    held = jax.tree.map(hold, push, is_leaf=is_statistic)
-    updates, state = rule.update(held, state, here)
+    updates, state = rule.update(hold_statistics(push), state, here)
     moved = optax.apply_updates(here, updates)
     return jax.tree.map(follow, moved, here, gradient, is_leaf=is_statistic), state
 

@@ -206,16 +206,21 @@ def momenta_of(name: str, graph: "ExportedProgram") -> dict[str, float]:
     """The running statistics that a graph moves, by path, and how fast they follow.
 
     Raises:
-        InputError: it writes to other buffers.
+        InputError: it writes to other buffers, or twice to one.
     """
     signature = graph.graph_signature
     found: dict[str, float] = {}
     for node in graph.graph.nodes:
         if "batch_norm_legit_functional" in str(node.target):
             for statistic in node.args[3:5]:
-                if statistic.name in signature.inputs_to_buffers:
-                    own = signature.inputs_to_buffers[statistic.name]
-                    found[own] = node.args[6]
+                own = signature.inputs_to_buffers.get(statistic.name)
+                if own is None:
+                    raise InputError(
+                        f"from_torch: {name} uses a batch normalization twice"
+                        f"{_place(node)}, and its statistics would follow both; give "
+                        "each place a layer of its own, or freeze_batch_norm=True"
+                    )
+                found[own] = node.args[6]
     for path in signature.buffers_to_mutate.values():
         if path not in found and not path.endswith("num_batches_tracked"):
             raise InputError(

@@ -108,11 +108,20 @@ def module_in_training(
     """A copy of the module in training mode; None if it is the same in evaluation.
 
     Raises:
-        InputError: rows depend on each other in evaluation, or a running mean has no
-            momentum.
+        InputError: rows depend on each other in evaluation, a running mean has no
+            momentum, or a layer has one of single rows.
     """
     from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
 
+    for path, layer in module.named_modules():
+        tracked = isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        if tracked and not freeze_batch_norm:
+            raise InputError(
+                f"from_torch: {name} has {type(layer).__name__} at {path!r} with "
+                "track_running_stats=True, whose statistics no step here moves; "
+                "without it each row has its own in evaluation, too"
+            )
     drawing, averaging = observe(module, example, training=True)
     _, always = observe(module, example, training=False)
     if always:

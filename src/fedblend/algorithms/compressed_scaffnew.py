@@ -41,6 +41,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.scaffnew import Coin, toss
+from fedblend.batch_statistics import hold_statistics
 from fedblend.checks import COUNT, POSITIVE, Count, Number
 from fedblend.compress import sparse
 from fedblend.compress.compressor import decode, encode
@@ -120,7 +121,7 @@ def compressed_scaffnew(
 
     def client(down, client, shard, key):
         scale = p * dealt_scales(clients, copies)[0] / rate * copies / clients
-        gap = trees.subtract(down.shared, client.reached)
+        gap = hold_statistics(trees.subtract(down.shared, client.reached))
         moved = receive(client.seed, send(client.seed, gap, shard, key), shard)
         settled = trees.add(client.control, trees.scale(scale, moved))
         control = trees.select(client.new, client.control, settled)

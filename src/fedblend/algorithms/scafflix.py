@@ -46,6 +46,7 @@ import jax.numpy as jnp
 from fedblend import mixing, trees
 from fedblend.algorithms.flix import flix
 from fedblend.algorithms.scaffnew import scaffnew
+from fedblend.batch_statistics import hold_statistics
 from fedblend.batches import client_entry
 from fedblend.checks import (
     COUNT,
@@ -127,7 +128,7 @@ def scafflix(
 
         def client(down, client, shard, key):
             own = client_entry(alpha, shard) ** 2 / client_entry(rates, shard)
-            moved = trees.subtract(down.shared, client.reached)
+            moved = hold_statistics(trees.subtract(down.shared, client.reached))
             settled = trees.add(client.control, trees.scale(p * own, moved))
             control = trees.select(client.new, client.control, settled)
             push = trees.add_where_given(trees.scale(-1, control), down.correction)

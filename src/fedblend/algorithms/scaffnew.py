@@ -38,6 +38,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
+from fedblend.batch_statistics import hold_statistics
 from fedblend.checks import COUNT, POSITIVE, is_traced
 from fedblend.core import Algorithm, Down, Key, Loss, Needs, PyTree, Up
 from fedblend.local import Work, descend_times, require_constant_rate
@@ -87,7 +88,7 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
         return Down(params, none, extra={"scaffnew": first}), Coin(none)
 
     def client(down, client, shard, key):
-        moved = trees.subtract(down.shared, client.reached)
+        moved = hold_statistics(trees.subtract(down.shared, client.reached))
         control = trees.add(client.control, trees.scale(p / rate, moved))
         push = trees.add_where_given(trees.scale(-1, control), down.correction)
         reached, mean_gradient = train(

@@ -126,7 +126,7 @@ def find_run(path: Path) -> Folder:
     numbers are those of the run that it kept.
 
     Raises:
-        RunError: the comparison deploys nothing.
+        RunError: the comparison deploys nothing, or had no time for the run.
     """
     if not (path / AUTO).is_file():
         return Folder(path)
@@ -138,8 +138,13 @@ def find_run(path: Path) -> Folder:
             f"{path}: this comparison deploys nothing; a run in {path / 'runs'} can be "
             "named instead"
         )
-    models = path / DEPLOYED
-    return Folder(path / "runs" / str(method), models if models.is_dir() else None)
+    run, models = path / "runs" / str(method), path / DEPLOYED
+    if not run.is_dir():
+        raise RunError(
+            f"{path}: the run of {method} was left out for lack of time; the same "
+            "fedblend auto command with more --minutes adds it"
+        )
+    return Folder(run, models if models.is_dir() else None)
 
 
 def refuse_survival(path: Path, state: Mapping[str, Any]) -> None:

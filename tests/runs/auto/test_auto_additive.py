@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 import fedblend as fb
+from fedblend.errors import RunError
 from fedblend.models import build
 from fedblend.models.tabular import BINS, additive
 from fedblend.runs.auto import candidates, comparison
@@ -47,6 +48,27 @@ def test_effects_that_bend_are_deployed_and_the_kept_run_agrees(deployed):
         one["measures"]["test"]["personal"]["mse"]["mean"] for one in summary["runs"]
     ]
     np.testing.assert_allclose(kept, methods["additive"]["by_split"], rtol=1e-3)
+
+
+def test_what_there_is_no_time_for_is_said_and_added_later(tmp_path, monkeypatch):
+    """The model is solved for, whatever the time; the run that it needs is next."""
+    wanted = (ALONE, "fedavg", "additive")
+    some = [one for one in candidates.CANDIDATES if one.name in wanted]
+    monkeypatch.setattr(comparison, "CANDIDATES", some)
+    monkeypatch.setattr(comparison, "SPLITS", 3)
+    asked = {"client": "site", "target": "y", "out": tmp_path / "out", "quiet": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "START", 1e9)
+        assert fb.auto(bent(), **asked, minutes=3).deploy == "additive"
+    assert (tmp_path / "out" / "deployed").is_dir()
+    with pytest.raises(RunError, match="run of additive was left out for lack of time"):
+        fb.load(tmp_path / "out")
+    found = fb.auto(bent(), **asked, minutes=4)
+    assert fb.load(tmp_path / "out").folder.path == found.run("additive").folder.path
+    state = json.loads((tmp_path / "out" / "auto.json").read_text())
+    assert not any("the run of" in line for line in state["warnings"])
+    begun = {one.name: one.stat().st_ctime for one in tmp_path.glob("out/runs/*")}
+    assert begun[ALONE] < begun["additive"] < begun["fedavg"]
 
 
 def test_the_model_and_its_optimum_are_those_of_a_transcription():

@@ -105,6 +105,20 @@ def test_what_is_likely_is_deployed_and_said_to_be_no_more():
     raise AssertionError("no seed is likely")
 
 
+def test_most_clients_are_said_to_gain_only_where_they_do():
+    """One of four gains much: over splits that is clear, and not for most clients."""
+    shift = 0.0383 * np.arange(-1, 2)[:, None]
+    gains = np.array([0.5, -0.03, -0.03, -0.03]) + shift
+    alone, constant = np.ones((2, 3, 4)), 3 + shift + np.zeros((2, 3, 4))
+    both = {"local_only": alone, "fedavg": alone - gains}
+    every = {name: MethodScores(*of) for name, of in both.items()}
+    of = decide(every, [MethodScores(*constant)], NAMES[:4], ALL[:4])
+    assert of.answer == "together" and of.p < 0.05 and of.mean_gain[1] < 0
+    assert (of.who.better, of.who.measured) == (1, 4)
+    what, *_ = said(of, local_only=1.0, fedavg=0.9)
+    assert "clearly better" in what and "most clients" not in what
+
+
 def test_a_negligible_gain_is_not_deployed_however_sure():
     alone = scores(0.4, 0, 1e-5)
     of = found(local_only=alone, fedavg=MethodScores(*(one - 1e-3 for one in alone)))

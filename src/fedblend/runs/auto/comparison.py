@@ -234,7 +234,7 @@ class AutoComparison:
     def _compare(self, contest: Contest) -> None:
         """Tune every method, and score it; settings that are known stay."""
         state, compared = self.state, self._compared(contest)
-        state["left_out"] = []
+        state["left_out"], state["untold"] = [], []
         self._say(
             f"Comparing {len(compared)} methods by {state['criterion']}, the mean over "
             f"clients and {len(contest.table.to_test)} splits; settings are chosen on "
@@ -302,7 +302,8 @@ class AutoComparison:
             write_survival(self.out, config, self.request, self.state)
             return
         done: dict[str, Run] = {}
-        kept = dict.fromkeys([*ALWAYS, found["choice"]["candidate"]])
+        # Where time is short, the method of the verdict is what is needed.
+        kept = dict.fromkeys([ALONE, found["choice"]["candidate"], *ALWAYS])
         # Runs that are compared have the same splits.
         few = min(self.state["methods"][name]["splits"] for name in kept)
         configs = [self._config(name, seeds, kind=self.state["kind"]) for name in kept]
@@ -343,8 +344,8 @@ class AutoComparison:
         state, name = self.state, self.state["deploy"]
         if name is None:
             return
-        linear = BY_NAME[name].model == "linear"  # these are solved for, in no time
-        if not linear and self._left(self.seconds + GRACE)() <= START:
+        in_rounds = BY_NAME[name].model == "tabular"  # others take no time
+        if in_rounds and self._left(self.seconds + GRACE)() <= START:
             state.setdefault("untold", []).append("models that are trained on all rows")
             return
         rows, kind = state["seen"]["rows"], state["kind"]

@@ -64,8 +64,9 @@ def sentences(
     shown = {name: f"{score:.4g}" for name, score in scores.items()}
     method, other, alone = of.choice.method, of.choice.candidate, of.choice.alone
     # The mean and the ranks answer two questions, and may answer them differently.
-    few = of.answer == "together" and of.mean_gain[1] <= 0
-    whom = " for most clients" if few else ""
+    by_rank = of.answer == "together" and of.mean_gain[1] <= 0
+    most = 2 * of.who.better > of.who.measured
+    whom = " for most clients" if by_rank and most else ""
     if not of.informative:
         what = (
             f"Deploy nothing yet: {_title(of.better)}, the best method on validation "
