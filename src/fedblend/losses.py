@@ -24,7 +24,7 @@ from jax.scipy.special import xlogy
 
 from fedblend import trees
 from fedblend.batch_statistics import has_statistics, without_statistics
-from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
+from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate, is_traced
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.errors import (
     CodeError,
@@ -175,11 +175,34 @@ def cross_entropy(apply: Apply) -> Loss:
     """Softmax cross entropy; targets are class numbers, or probabilities of classes."""
 
     def losses(scores, targets):
+        _check_classes(scores, targets)
         if targets.ndim == scores.ndim:
             return optax.softmax_cross_entropy(scores, targets)
         return optax.softmax_cross_entropy_with_integer_labels(scores, targets)
 
     return _apply_losses(apply, losses)
+
+
+def _check_classes(scores: jax.Array, targets: jax.Array) -> None:
+    """Refuse targets that are no classes of these scores.
+
+    Inside of compiled functions, where targets have no values, by shape and type alone.
+    """
+    whole = jnp.issubdtype(targets.dtype, jnp.integer)
+    wanted = scores.shape[:-1] if whole else scores.shape
+    if targets.shape != wanted:
+        said = f"an array {targets.dtype} of shape {targets.shape}"
+        allowed = (
+            f"class numbers (integers) of shape {scores.shape[:-1]}, or probabilities "
+            f"of shape {scores.shape}"
+        )
+        raise UserError("cross_entropy: targets", targets, allowed, said)
+    if whole and not is_traced(targets) and targets.size:
+        least, most = int(targets.min()), int(targets.max())
+        if least < 0 or most >= scores.shape[-1]:
+            said = most if least >= 0 else least
+            allowed = f"a class of the model, 0 to {scores.shape[-1] - 1}"
+            raise UserError("cross_entropy: targets", said, allowed)
 
 
 @gate(apply=FUNCTION)

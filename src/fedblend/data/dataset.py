@@ -411,6 +411,13 @@ def digest(arrays: Iterable[Any]) -> str:
     return found.hexdigest()
 
 
+def group_rows(owner: np.ndarray, clients: int) -> list[np.ndarray]:
+    """The rows of each client in ascending order; rows of no client have owner -1."""
+    order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
+    counts = np.bincount(owner[order], minlength=clients)
+    return np.split(order, np.cumsum(counts)[:-1])
+
+
 def generator(seed: int, purpose: str) -> np.random.Generator:
     """A random generator for one purpose, which is part of the seed."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:

@@ -19,6 +19,7 @@ from fedblend.core import PyTree, Shard
 from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.preprocessing import Preprocessing, fit
 from fedblend.data.preprocess.schema import EncodedColumns, Schema
+from fedblend.data.readers.clients import Columns, Kind, is_dataset, read_clients
 from fedblend.errors import SettingError, UserError, show_value
 
 
@@ -78,7 +79,8 @@ class FederatedData:
     """The data of all clients.
 
     ``names`` are the clients' own names, by id; ``validation`` and ``test`` are None
-    where no rows were held out; ``preprocessing`` made the inputs of a raw table.
+    where no rows were held out; ``preprocessing`` made the inputs of a raw table;
+    ``label_names`` are the names of the classes, by number, where these have some.
     """
 
     train: Shards
@@ -86,6 +88,7 @@ class FederatedData:
     test: Shards | None = None
     names: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
+    label_names: tuple[str, ...] = ()
 
     def __post_init__(self):
         empty = np.flatnonzero(self.train.counts == 0)
@@ -147,7 +150,7 @@ class FederatedData:
 
         chosen = {name: some(split) for name, split in self.splits.items()}
         names = tuple(self.name(int(id)) for id in clients)
-        return FederatedData(**chosen, names=names, preprocessing=self.preprocessing)
+        return dataclasses.replace(self, **chosen, names=names)
 
     def preprocess(self, preprocessing: Preprocessing) -> "FederatedData":
         """The same rows with the inputs that a preprocessing makes of encoded ones."""
@@ -228,10 +231,10 @@ def shard_of(rows: PyTree) -> Shard:
     return Shards(rows, np.array([0]), np.array([count])).shard(0)
 
 
-@gate(partition=PARTITION, validation=PART, test=PART, seed=WHOLE, split=WHOLE)
+@gate(validation=PART, test=PART, seed=WHOLE, split=WHOLE)
 def federate(
     rows: PyTree,
-    partition: Iterable[np.ndarray],
+    partition: Iterable[np.ndarray] | None = None,
     *,
     validation: float = 0.0,
     test: float = 0.0,
@@ -242,11 +245,19 @@ def federate(
     split: int = 0,
     time: np.ndarray | None = None,
     groups: np.ndarray | None = None,
+    client: str | None = None,
+    target: str = "label",
+    inputs: str | Sequence[str] | None = None,
+    kind: Kind | None = None,
 ) -> FederatedData:
-    """Federated data from flat arrays and each client's row numbers.
+    """Federated data from flat arrays and each client's row numbers, or from clients.
 
     Args:
-        rows: a tree of arrays over all rows, such as ``(inputs, labels)``.
+        rows: a tree of arrays over all rows, such as ``(inputs, labels)``, or a
+            ``Dataset`` of PyTorch or Hugging Face. Without a partition the clients: a
+            list or a mapping of ``(inputs, labels)``, a ``Dataset`` or ``DataLoader``
+            of each; a partitioner of Flower Datasets; one Hugging Face ``Dataset``; or
+            a folder of images, ``"root"`` of ``root/client/class/image.png``.
         partition: for every client, the numbers of its rows; a ``Partition``, or any
             list of arrays. A row belongs to one client at most.
         validation: fraction of every client's rows held out for validation.
@@ -264,7 +275,20 @@ def federate(
             the number of its test rows.
         groups: which rows belong together, such as the patient of each row: all of them
             train, or validate, or test.
+        client: the column of a Hugging Face ``Dataset`` with the client of each row.
+        target: its column of labels.
+        inputs: its columns of inputs; all others if None.
+        kind: what labels of clients, or of a ``Dataset``, are: "classes", which are
+            numbered, or "regression". If None, texts and whole numbers are classes,
+            also 0.0 and 1.0 or -1.0 and 1.0 alone; other floats are numbers.
     """
+    label_names, columns = (), Columns(client, target, inputs)
+    if partition is None:
+        rows, partition, own, label_names = read_clients(rows, columns, kind)
+        names = names or own
+    elif is_dataset(rows):
+        rows, _, _, label_names = read_clients([rows], columns, kind)
+    PARTITION("federate: partition", partition)
     if any(isinstance(leaf, EncodedColumns) for leaf in jax.tree.leaves(rows)):
         raise DataError(
             "federate: these rows are those of a raw table, and no inputs yet; "
@@ -309,6 +333,7 @@ def federate(
         validation=gather(rows, validation_index) if validation else None,
         test=tested,
         names=names,
+        label_names=label_names,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedblend.checks import COUNT, POSITIVE, WHOLE, gate
-from fedblend.data.dataset import DataError, Dataset, Rows, generator
+from fedblend.data.dataset import DataError, Dataset, Rows, generator, group_rows
 from fedblend.data.federated import FederatedData, federate, fit_preprocessing
 
 
@@ -55,13 +55,6 @@ class Partition:
 
 def _join(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64)
-
-
-def group_rows(owner: np.ndarray, clients: int) -> list[np.ndarray]:
-    """The rows of each client in ascending order; rows of no client have owner -1."""
-    order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
-    counts = np.bincount(owner[order], minlength=clients)
-    return np.split(order, np.cumsum(counts)[:-1])
 
 
 def _share(weights: np.ndarray, rows: int) -> np.ndarray:
