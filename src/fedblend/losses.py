@@ -30,6 +30,7 @@ from fedblend.errors import (
     CodeError,
     InputError,
     SettingError,
+    UserError,
     find_place,
     hint,
     show_value,
@@ -197,12 +198,12 @@ def _check_classes(scores: jax.Array, targets: jax.Array) -> None:
             f"of shape {scores.shape}"
         )
         raise UserError("cross_entropy: targets", targets, allowed, said)
-    if whole and not is_traced(targets) and targets.size:
-        least, most = int(targets.min()), int(targets.max())
-        if least < 0 or most >= scores.shape[-1]:
-            said = most if least >= 0 else least
-            allowed = f"a class of the model, 0 to {scores.shape[-1] - 1}"
-            raise UserError("cross_entropy: targets", said, allowed)
+    if whole and not is_traced(targets):
+        values, classes = np.asarray(targets), scores.shape[-1]
+        wrong = values[(values < 0) | (values >= classes)]
+        if wrong.size:
+            allowed = f"a class of the model, 0 to {classes - 1}"
+            raise UserError("cross_entropy: targets", wrong[0], allowed)
 
 
 @gate(apply=FUNCTION)
