@@ -66,3 +66,27 @@ def test_wrong_clients_and_losses_are_refused_in_one_line():
         fb.debug(method, jnp.zeros(()), DATA, 0, clients=[3])
     with pytest.raises(CodeError, match=r"test_debug\.py"):
         fb.debug(method, jnp.zeros(()), DATA, 0)
+
+
+def test_a_run_warns_once_of_the_first_client_that_is_not_finite():
+    def broken(params, rows):
+        """Its slope is NaN from round 2 on, of the client "b" only."""
+        bad = (rows.max() == 7) & (params < -0.9)
+        return params * jnp.where(bad, jnp.nan, jnp.ones_like(rows))
+
+    def warned(method, metric=None, **more):
+        measure = metric and {"loss": metric}
+        with pytest.warns(UserWarning, match="not finite") as caught:
+            fb.simulate(
+                method, jnp.zeros(()), DATA, 0, measure=measure, **more
+            ).complete()
+        assert len(caught) == 1 and caught[0].filename.endswith("run.py")
+        return str(caught[0].message)
+
+    work = fb.Work(0.5, steps=1, batch_size=None)
+    said = warned(fb.fedavg(broken, work), rounds=9, every=4)
+    assert said.startswith("fedavg: round 3: client 'b': its answer is not finite")
+    assert said.endswith("clients=[1])")
+    measured = fb.metrics.mean_loss(broken)
+    said = warned(fb.local_only(broken, work), measured, rounds=4, every=1)
+    assert said.startswith("local_only: round 2: client 'b': train loss of the ")

@@ -54,6 +54,15 @@ class Totals(NamedTuple):
     rejected: int
 
 
+def first_rejected(ids: np.ndarray, status: np.ndarray) -> list[tuple[int, int]]:
+    """Round (from 0) and client of a block's first answer that is not finite, if any.
+
+    Arguments are arrays over the block's rounds and members.
+    """
+    places = np.argwhere(np.asarray(status) == REJECTED)[:1]
+    return [(int(place[0]), int(ids[tuple(place)])) for place in places]
+
+
 class CommunicationLog:
     """Bits of one replica, by client and in total."""
 

@@ -4,6 +4,7 @@
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +20,18 @@ from fedblend.data.federated import FederatedData
 from fedblend.errors import InputError, shorten
 from fedblend.simulation import devices
 from fedblend.simulation.cohort_loader import CohortLoader
-from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
+from fedblend.simulation.communication import (
+    CommunicationLog,
+    Sizes,
+    Totals,
+    first_rejected,
+    sizes_of,
+)
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation, add_local
 from fedblend.simulation.pipeline import BlockLog, Pipeline
 from fedblend.simulation.result import (
+    ALWAYS,
     Bits,
     LocalBudget,
     Measures,
@@ -58,7 +66,8 @@ class Run(Results):
 
     ``settings`` are what was fixed when the run was set up, ``key`` its seed (or one
     for each replica), ``over`` what is swept, ``params`` the initial parameters, and
-    ``shapes`` what server and one client exchange, as shapes and dtypes.
+    ``shapes`` what server and one client exchange, as shapes and dtypes. With ``warns``
+    it warns once, of the first client that has something that is not finite.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class Run(Results):
         self.federated_data, self.replicas = federated_data, engine.replicas
         self.cohorts, self.cohort = cohorts, cohorts.size
         self.rounds, self.every, self.round = rounds, every, 0
+        self.warns = False
         self.records: list[Any] = []
         self.measured: list[Measured] = []
         self._rows: PyTree = ()
@@ -244,9 +254,9 @@ class Run(Results):
             compile_seconds=self.compile_seconds,
             measure_seconds=self.measure_seconds,
         )
-        warnings = not_finite(history, measured, evidence.counts, shared)
-        warnings += still_improving(alone)
-        return {**summarize(history[-1], evidence, spent), "warnings": warnings}
+        told = not_finite(history, measured, evidence.counts, shared)
+        told += still_improving(alone)
+        return {**summarize(history[-1], evidence, spent), "warnings": told}
 
     def frame(self) -> Any:
         """The records as a pandas frame: a line for each measured number.
@@ -416,12 +426,19 @@ class Run(Results):
         self._measure()
         asked, records = self._evaluation, []
         for replica, sent in enumerate(self._logs):
-            totals = np.zeros(3, int)
+            totals, begun = np.zeros(3, int), self.round - rounds
             place = replica if self._engine.keys == 0 else 0
             for ids, log, counted in entries:
                 log = (ids[place], *self._pick_replica(log, replica))
-                totals += sent.enter(*trees.take(log, slice(counted)))
+                members, status, *bits = trees.take(log, slice(counted))
+                totals += sent.enter(members, status, *bits)
+                for place, client in first_rejected(members, status):
+                    what = "its answer is not finite and is left out"
+                    self._warn(begun + 1 + place, client, what)
+                begun += counted
             measured = self.measured[replica] if self.measured else {}
+            for client, what in self._not_finite(measured):
+                self._warn(self.round, client, what)
             records.append(
                 Record(
                     round=self.round,
@@ -434,3 +451,26 @@ class Run(Results):
                 )
             )
         self.records.append(records[0] if self.replicas is None else records)
+
+    def _not_finite(self, measured: Measured) -> Iterator[tuple[int, str]]:
+        """Clients with rows and no finite loss, and what of theirs is not finite."""
+        counts = self._evaluation.counts
+        for split, models in measured.items():
+            for model, metrics in models.items():
+                for metric in ALWAYS if model != "local" else ():
+                    values = metrics.get(metric, np.zeros(len(counts[split])))
+                    bad = ~np.isfinite(values) & (counts[split] > 0)
+                    for client in self.measured_ids[bad][:1]:
+                        what = f"{split} {metric} of the {model} model is not finite"
+                        yield int(client), what
+
+    def _warn(self, round: int, client: int, what: str) -> None:
+        """Warn, once in a run."""
+        if self.warns:
+            self.warns = False
+            name = self.federated_data.name(client)
+            warnings.warn(
+                f"{self._engine.name}: round {round}: client {name!r}: {what}; try a "
+                f"smaller rate, or look at fb.debug(..., clients=[{client}])",
+                stacklevel=5,
+            )

@@ -131,9 +131,11 @@ def simulate(
     # The parameters of this function are the fields of RunSpec.
     spec = RunSpec(**locals())
     try:
-        return set_up(spec)
+        run = set_up(spec)
     except InputError as error:
         raise shorten(error) from error.__cause__
+    run.warns = True
+    return run
 
 
 def set_up(spec: RunSpec) -> Run:
