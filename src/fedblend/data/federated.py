@@ -448,6 +448,9 @@ def row_numbers(key: str, partition: Iterable[Any], rows: PyTree) -> list[np.nda
     if len(lengths) != 1 or () in lengths:
         seen = f"arrays of shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
         raise UserError("federate: rows", rows, "a tree of arrays over all rows", seen)
+    if any(np.asarray(leaf).dtype.kind in "OUS" for leaf in leaves):
+        allowed = "made of numbers; texts are labels in a list of clients or a table"
+        raise UserError("federate: rows", rows, allowed)
     ((count,),) = lengths
     parts = [np.asarray(part) for part in partition]
     if not parts:

@@ -127,7 +127,7 @@ def divide(
             "test_rows": dataset.test_rows,
             "test_partition": _test_partition(dataset, partition, seed, split),
         }
-    return federate(
+    found = federate(
         plain_arrays(dataset.rows),
         partition,
         validation=validation,
@@ -137,6 +137,7 @@ def divide(
         groups=dataset.groups,
         **tested,
     )
+    return dataclasses.replace(found, label_names=dataset.label_names)
 
 
 def plain_arrays(rows: Rows) -> Rows:

@@ -305,6 +305,18 @@ def test_a_wrong_column_is_refused_in_one_line(words, more):
     refused(lambda: fb.federate(table(), **{"client": "who"} | more), words)
 
 
+@pytest.mark.parametrize("labels", [TEXTS, np.array([{}] * 6, object)])
+def test_flat_arrays_are_numbers(labels):
+    refused(lambda: fb.federate((X, labels), PARTS), "rows: .* is not made of numbers")
+
+
+def test_a_dataset_keeps_the_names_of_its_classes():
+    columns = {"a": [1.0, 2.0, 3.0, 5.0], "y": ["no", "yes", "no", "yes"]}
+    dataset = fb.data.read(columns, target="y")
+    data = fb.data.federate_dataset(dataset, fb.partition.contiguous(4, 2))
+    assert data.label_names == data.select([1]).label_names == ("no", "yes")
+
+
 def test_images_of_two_sizes_and_damaged_ones_are_refused(tmp_path):
     save_image(tmp_path / "a/cat/1.png", 1)
     save_image(tmp_path / "a/dog/2.png", 1, (5, 4))
