@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedblend as fb
 from fedblend.core import Batch
@@ -108,3 +109,24 @@ def test_rows_under_noise_have_keys_of_their_own():
     found = jax.grad(lambda params: objective(private, params, batch))(jnp.float32(1))
     each = [jax.random.uniform(jax.random.fold_in(KEY, place)) for place in range(4)]
     np.testing.assert_allclose(found, np.mean(each), rtol=1e-6)
+
+
+def test_dropout_that_a_loss_switches_off_in_training_is_a_warning():
+    net, batch = (
+        fb.models.mlp(2, 3, dropout=0.5),
+        Batch((jnp.ones((4, 2)), jnp.ones(4, int))),
+    )
+    params, inner = net.init(KEY), fb.losses.cross_entropy(net.apply)
+
+    def wrapper(params, rows):
+        return 2 * inner(params, rows)
+
+    training = batch._replace(key=KEY)
+    with pytest.warns(
+        UserWarning, match=r"^loss: has no parameter 'key', so dropout of"
+    ):
+        gradient(wrapper)(params, training)
+    # These warn of nothing, which would be an error here.
+    objective(wrapper, params, batch)
+    gradient(inner)(params, training)
+    gradient(fb.losses.cross_entropy(fb.models.mlp(2, 3).apply))(params, training)

@@ -12,7 +12,9 @@ are made of a model's ``apply``, or of another loss, have those that it has.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
@@ -37,6 +39,9 @@ from fedblend.errors import (
 )
 from fedblend.mixing import Apply, Blend, predict
 from fedblend.step_log import tell
+
+_trains_without_key: ContextVar[bool] = ContextVar("without_key", default=False)
+"""Whether the loss that runs is that of a training step, and has no key."""
 
 
 class HiddenLoss:
@@ -118,12 +123,15 @@ def row_losses(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
     given = f"parameters {_shapes(params)} and rows {_shapes(batch.rows)}"
     if "key" in more and batch.key is None:
         given += ", key None, as in evaluation"
+    token = _trains_without_key.set(batch.key is not None and "key" not in more)
     try:
         losses = loss(params, batch.rows, **more)
     except InputError:
         raise
     except Exception as error:
         raise CodeError("loss", given, error) from error
+    finally:
+        _trains_without_key.reset(token)
     wanted = np.shape(jax.tree.leaves(batch.rows)[0])[:1]
     kind = getattr(losses, "dtype", None)
     if kind is None or losses.shape != wanted or not jnp.issubdtype(kind, jnp.floating):
@@ -131,6 +139,16 @@ def row_losses(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
         allowed = f"one float for each row, {wanted}, without mean or sum"
         raise SettingError("loss", f"returns {found} of {given}, not {allowed}{place}")
     return losses
+
+
+def warn_without_key(rate: float) -> None:
+    """Warn where a model has dropout and its loss has no key to pass on in training."""
+    if _trains_without_key.get():
+        warnings.warn(
+            f"loss: has no parameter 'key', so dropout of {rate:g} is off in training; "
+            "write loss(params, rows, key) and apply(params, inputs, key)",
+            stacklevel=3,
+        )
 
 
 def select_named(function: Callable[..., Any], **values: Any) -> dict[str, Any]:

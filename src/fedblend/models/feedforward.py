@@ -38,6 +38,7 @@ from fedblend.batch_statistics import Statistic, standardize
 from fedblend.checks import COUNT, Instance, Number, gate, words
 from fedblend.core import Key
 from fedblend.errors import UserError
+from fedblend.losses import warn_without_key
 from fedblend.mixing import Apply
 from fedblend.models.convolution import convolution
 from fedblend.models.model import Model, Shape, flat, image, join_halves, model
@@ -73,7 +74,10 @@ class Training(NamedTuple):
 
     def drop(self, place: int, values: jax.Array) -> jax.Array:
         """Values of a layer, of which some are zero in training, and others larger."""
-        if self.key is None or not self.rate:
+        if not self.rate:
+            return values
+        if self.key is None:
+            warn_without_key(self.rate)
             return values
         return dropout(jax.random.fold_in(self.key, place), self.rate, values)
 
