@@ -298,6 +298,7 @@ def test_what_is_no_clients_is_refused_in_one_line(what):
         ("inputs: there is no column 'z'", {"inputs": "z"}),
         ("client: there is no column 'me'", {"client": "me"}),
         ("inputs: .* is not made of numbers", {"inputs": "who"}),
+        ("client: 'x' is not a column with an integer or a text", {"client": "x"}),
         ("kind: 'counts' is not 'classes' or 'regr", {"kind": "counts"}),
     ],
 )

@@ -77,11 +77,7 @@ def is_dataset(source: Any) -> bool:
     return not plain and (hasattr(source, "__getitem__") or hasattr(source, "__iter__"))
 
 
-def read_clients(
-    source: Any,
-    columns: Columns,
-    kind: Kind | None,
-) -> Clients:
+def read_clients(source: Any, columns: Columns, kind: Kind | None) -> Clients:
     """All clients that an object holds; see above.
 
     Args:
@@ -98,6 +94,9 @@ def read_clients(
         client, where = str(columns.client), "federate: client"
         check_names([client], source.column_names, "column", where)
         owner = _read_column(source, client, where)
+        if owner.dtype.kind == "f":
+            allowed = "a column with an integer or a text in every row"
+            raise UserError(where, client, allowed)
         names, parts = (), [_read(source, columns, "federate")]
     else:
         names, every = zip(*_list(source), strict=True)
