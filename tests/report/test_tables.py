@@ -57,6 +57,15 @@ def test_latex_is_booktabs_with_everything_escaped():
         assert line.count("$") % 2 == 0
 
 
+def test_what_is_worse_has_a_dagger_and_a_table_a_label():
+    cells = {"a": Cell([0.5, 0.7], worse=True), "b": Cell([0.9], best=True)}
+    table = MethodTable(list(cells), [MeasureColumn("f1", cells)], "†: worse")
+    assert r"a & $0.60 \pm 0.14^\dagger$" in latex(table, "tab:1")
+    assert r"\label{tab:1}" in latex(table, "tab:1")
+    assert r"\caption{$^\dagger$: worse}" in latex(table)
+    assert "| a | 0.60 ± 0.14† |" in markdown(table)
+
+
 def test_a_value_that_is_not_finite_is_named():
     table = MethodTable(["a"], [MeasureColumn("loss", {"a": Cell([1.0, np.nan])})], "")
     assert "| a | not finite |" in markdown(table)

@@ -25,7 +25,7 @@ ROWS = rng.normal(size=(120, 3)).astype("f4"), rng.normal(size=120).astype("f4")
 PARTS = np.array_split(np.arange(120), 5)
 DATA = fb.federate(ROWS, PARTS, validation=0.2, test=0.4)
 MODEL = fb.Model(
-    lambda key: {"w": jax.random.normal(key, (3,))},
+    lambda key: {"w": 3 * jax.random.normal(key, (3,))},
     lambda params, inputs: inputs @ params["w"],
 )
 KEYS = jax.random.split(jax.random.key(0), 2)
@@ -82,8 +82,9 @@ def test_a_saved_run_has_the_models_of_the_run(alone, tmp_path, capsys):
 
 
 def test_p_values_of_a_metric_of_ones_own_are_those_of_scipy(alone, tmp_path):
-    key = KEYS[0]
-    runs = {"Ours (new)": run(key=key), "theirs": run(key=key, rounds=6, every=6)}
+    many = fb.federate(ROWS, np.array_split(np.arange(120), 15), test=0.5)
+    one: Any = {"key": KEYS[0], "data": many}
+    runs = {"Ours (new)": run(**one), "theirs": run(**one, rounds=30, every=30)}
     found = fb.compare(runs, tmp_path, metrics=["within", "loss"])
     for tested in found.differences:
         first, second = (
@@ -92,7 +93,15 @@ def test_p_values_of_a_metric_of_ones_own_are_those_of_scipy(alone, tmp_path):
         )
         expected: Any = stats.ttest_rel(first, second)
         assert tested.p == pytest.approx(expected.pvalue, rel=1e-4)
-    assert "Ours (new)" in (tmp_path / "table.tex").read_text()
+    within_lost, loss_lost = (one.significant for one in found.differences)
+    row = next(
+        line
+        for line in (tmp_path / "table.tex").read_text().splitlines()
+        if "Ours (new)" in line
+    )
+    _, within, _, lost, *_ = row.split(" & ")
+    assert loss_lost and lost.endswith("^\\dagger$")
+    assert within.endswith("^\\dagger$") == within_lost
     assert "test within" in found.markdown()
     # The same call again is no error, as a cell of a notebook that runs twice.
     again = fb.compare(runs, tmp_path, metrics=["within", "loss"])
@@ -143,3 +152,11 @@ def test_what_cannot_be_compared_or_saved(alone, tiny_run, tmp_path):
         sweep.save(tmp_path / "sweep")
     sweep.complete().select_replicas(1).save(tmp_path / "one")
     assert fb.load(tmp_path / "one").seeds == [0]
+
+
+def test_runs_and_data_say_what_they_are_in_a_line():
+    one = run(rounds=5, every=2)
+    assert repr(one) == "Run of fedavg: 0 of 5 rounds, 5 clients, 2 replicas"
+    assert len(one) == len(list(one)) == 4
+    rows = ", ".join(f"{of.total} {name}" for name, of in DATA.splits.items())
+    assert repr(DATA) == f"FederatedData: 5 clients, {rows} rows"

@@ -99,6 +99,10 @@ class FederatedData:
                 "client needs at least 1"
             )
 
+    def __repr__(self) -> str:
+        rows = [f"{of.total} {name}" for name, of in self.splits.items()]
+        return f"FederatedData: {self.clients} clients, {', '.join(rows)} rows"
+
     @property
     def clients(self) -> int:
         """The number of clients."""

@@ -4,7 +4,8 @@
 
 A number is the mean over seeds with its standard deviation. The best of a column is
 bold only where it is better than every other method after the correction for many
-comparisons; where none is, nothing is bold.
+comparisons; where none is, nothing is bold. A dagger marks what is worse than the best
+mean, likewise.
 """
 
 import math
@@ -19,8 +20,11 @@ _SPECIAL = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "±": r"$\pm$",
+    "†": r"$^\dagger$",
 }
 NOTHING = "-"
+WORSE = "†"
 
 
 class Cell(NamedTuple):
@@ -29,6 +33,8 @@ class Cell(NamedTuple):
     values: Sequence[float] = ()
     text: str = ""
     best: bool = False
+    worse: bool = False
+    """Whether it is surely worse than the best mean of its column."""
 
 
 class MeasureColumn(NamedTuple):
@@ -92,7 +98,7 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def latex(table: MethodTable) -> str:
+def latex(table: MethodTable, label: str = "tab:comparison") -> str:
     r"""The table in LaTeX; it needs ``\usepackage{booktabs}``."""
     heads = ["method", *(column.head for column in table.columns)]
     lines = [
@@ -100,6 +106,7 @@ def latex(table: MethodTable) -> str:
         "\\begin{table}[t]",
         "  \\centering",
         f"  \\caption{{{escape_latex(table.caption)}}}",
+        f"  \\label{{{label}}}",
         f"  \\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         "    \\toprule",
         f"    {' & '.join(map(escape_latex, heads))} \\\\",
@@ -113,9 +120,11 @@ def latex(table: MethodTable) -> str:
 
 
 def _latex_cell(text: str, best: bool) -> str:
+    mark = "^\\dagger" * text.endswith(WORSE)
+    text = text.removesuffix(WORSE)
     if not re.fullmatch(r"-?[\d.]+( \\pm [\d.]+)?", text):
         return escape_latex(text) if text != NOTHING else "--"
-    return f"$\\mathbf{{{text}}}$" if best else f"${text}$"
+    return f"$\\mathbf{{{text}}}$" if best else f"${text}{mark}$"
 
 
 def escape_latex(text: str) -> str:
@@ -125,7 +134,7 @@ def escape_latex(text: str) -> str:
     'worst\\_tenth (\\%)'
     """
     line = " ".join(text.split())  # an empty line would end the paragraph
-    return "".join(_SPECIAL.get(sign, sign) for sign in line).replace("±", r"$\pm$")
+    return "".join(_SPECIAL.get(sign, sign) for sign in line)
 
 
 def _decimals(column: MeasureColumn) -> int:
@@ -150,10 +159,10 @@ def _text(cell: Cell, scale: float, decimals: int, sign: str) -> str:
     values = np.asarray(cell.values, float) * scale
     if not np.isfinite(values).all():
         return "not finite"
-    mean = f"{values.mean():.{decimals}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean}{sign}{values.std(ddof=1):.{decimals}f}"
+    text, mark = f"{values.mean():.{decimals}f}", WORSE * cell.worse
+    if len(values) > 1:
+        text += f"{sign}{values.std(ddof=1):.{decimals}f}"
+    return f"{text}{mark}"
 
 
 def human_bits(bits: float) -> str:

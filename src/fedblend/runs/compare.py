@@ -86,12 +86,11 @@ def compare(
     check_same_data({name: (data_keys(of), {}) for name, of in configs.items()})
     if configs or not runs:
         _check_free(out, "comparison", resume)
-    places = [
-        out / "runs" / safe_name(name) if name in configs or name in runs else of
+    folders = {
+        name: of if isinstance(of, Path) else out / "runs" / safe_name(name)
         for name, of in found.items()
-    ]
-    folders: dict[str, Any] = dict(zip(found, places, strict=True))
-    if len(set(places)) < len(places):
+    }
+    if len(set(folders.values())) < len(folders):
         raise RunError(f"compare: {', '.join(folders)}: two runs have the same folder")
     for name, run in runs.items():
         run.save(folders[name], name)

@@ -94,9 +94,14 @@ class Comparison(NamedTuple):
         """The table in Markdown."""
         return tables.markdown(self.table)
 
-    def latex(self) -> str:
+    def latex(self, label: str = "tab:comparison") -> str:
         """The table in LaTeX."""
-        return tables.latex(self.table)
+        return tables.latex(self.table, label)
+
+    def __repr__(self) -> str:
+        return self.markdown()
+
+    _repr_markdown_ = markdown
 
     def report(self, path: str | Path) -> Path:
         """Write all runs as one HTML page."""
@@ -176,9 +181,15 @@ def summary_table(
         scale, unit = (100.0, " (%)") if facts.bounded else (1.0, "")
         winner = made.best.get(metric)
         spreads = {name: _spreads(of, metric) for name, of in found.items()}
+        values = {name: [one.mean for one in of] for name, of in spreads.items()}
+        better = max if facts.higher_is_better else min
+        top = better(values, key=lambda name: np.mean(values[name]))
+        sure_of = [one for one in made.differences if one.metric == metric]
+        pairs = [one[:2] for one in sure_of if one.significant and top in one[:2]]
+        losers = {name for pair in pairs for name in pair} - {top}
         means = {
-            name: Cell([one.mean for one in of], best=name == winner)
-            for name, of in spreads.items()
+            name: Cell(of, "", name == winner, name in losers)
+            for name, of in values.items()
         }
         worst = {
             name: Cell([one.worst_tenth for one in of]) for name, of in spreads.items()
@@ -194,6 +205,8 @@ def summary_table(
     if not any(made.best.values()):
         sure = "No method is better than every other one for sure (Holm, 5 %)."
     clients = len(first.saved.ids)
+    if any(cell.worse for column in columns for cell in column.cells.values()):
+        sure += f" {tables.WORSE}: worse than the best mean, likewise."
     caption = f"Mean over {clients} clients{spread}. {sure}"
     return MethodTable(list(found), columns, caption)
 

@@ -59,8 +59,7 @@ def write_summary(
         The content of ``summary.json``.
     """
     seeds = seeds_of(config)
-    ends = [run.summary()] if run.replicas is None else run.summary()
-    runs = [{"seed": seed, **end} for seed, end in zip(seeds, ends, strict=True)]
+    runs = ends(run, seeds)
     columns, about_clients, warnings = diagnostics(run, config.algorithm)
     least = chance(loss_name(config, built.task), run.federated_data)
     warnings += warnings_at_end(run, runs, least)
@@ -93,6 +92,12 @@ def write_summary(
     }
     run_folder.write_text(folder.summary, run_folder.json_text(summary))
     return run_folder.read_json(folder.summary)
+
+
+def ends(run: Run, seeds: list[int]) -> list[dict[str, Any]]:
+    """The summary of every seed."""
+    found = [run.summary()] if run.replicas is None else run.summary()
+    return [{"seed": seed, **end} for seed, end in zip(seeds, found, strict=True)]
 
 
 def origin(built: Built) -> dict[str, Any]:

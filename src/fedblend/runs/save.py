@@ -40,7 +40,7 @@ def save(run: Run, path: str | Path, name: str | None = None) -> Path:
         raise RunError(f"{path}: holds the run of a configuration; name another folder")
     run.complete()
     seeds = list(range(run.replicas or 1))
-    ends = [run.summary()] if run.replicas is None else run.summary()
+    runs = results.ends(run, seeds)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.summary.unlink(missing_ok=True)
     folder.harm.unlink(missing_ok=True)
@@ -60,7 +60,6 @@ def save(run: Run, path: str | Path, name: str | None = None) -> Path:
     kept, large = run_folder.write_personal_models(
         folder, run, seeds, run.algorithm, "auto"
     )
-    runs = [{"seed": seed, **end} for seed, end in zip(seeds, ends, strict=True)]
     warnings += results.warnings_at_end(run, runs, None) + large
     summary = {"name": about["name"], "algorithm": algorithm, **known, **of_clients}
     summary |= {"warnings": warnings, **harmed, "personal_models": kept, "runs": runs}

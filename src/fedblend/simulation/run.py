@@ -114,6 +114,15 @@ class Run(Results):
                 watch.after = []
                 yield self.records[-1]
 
+    def __len__(self) -> int:
+        """The records of the whole run, that of round 0 included."""
+        return 1 + -(-self.rounds // self.every)
+
+    def __repr__(self) -> str:
+        several = "" if self.replicas is None else f", {self.replicas} replicas"
+        clients, at = self.federated_data.clients, f"{self.round} of {self.rounds}"
+        return f"Run of {self.name}: {at} rounds, {clients} clients{several}"
+
     def complete(self) -> "Run":
         """Run to the end."""
         for _ in self:
