@@ -98,6 +98,7 @@ def tune_alike(
                 run = train_alone(build(value), *given, metric=metric, **shared)
             else:
                 run = simulate(build(value), *given, **shared, local=runs.get(ALONE))
+            run.warns = False  # some values of a grid may diverge
             ends = run.complete().results
             found = [one["validation"]["personal"][metric] for one in ends]
             score = float(np.mean([spread.mean for spread in found]))
