@@ -122,7 +122,13 @@ def take_step(
 
     updates, state = rule.update(hold_statistics(push), state, here)
     moved = optax.apply_updates(here, updates)
-    return jax.tree.map(follow, moved, here, gradient, is_leaf=is_statistic), state
+    # The gradient may have parts that these variables leave out.
+    return jax.tree.map(follow, moved, here, gradient, is_leaf=_ends), state
+
+
+def _ends(node: PyTree) -> bool:
+    """Whether a tree is not looked into: at statistics, and at a part left out."""
+    return node is None or is_statistic(node)
 
 
 @jax.custom_vjp

@@ -169,7 +169,6 @@ def test_an_algorithm_that_registers_itself_has_its_rules(parts):
 
 
 MODELS = {
-    "own_parts:dropping": r'": from_torch: Sequential uses dropout, .*dropout="off"',
     "own_parts:nothing": r'": returned nothing, which is not a Model, a pair \(init',
     "own_parts:failing": r'": ZeroDivisionError: .* \(.*/own_parts.py:66\)$',
     "own_parts:missing": '": own_parts has no missing$',

@@ -48,9 +48,6 @@ from fedblend.simulation.sampling import Cohorts
 from fedblend.simulation.watchdog import Watch
 from fedblend.stats.gains import Evidence, Measured
 
-SAVE = "fedblend.runs.save"
-"""The module of a run's folder, which knows runs and is imported when it is asked."""
-
 
 class Run(Results):
     """A simulation; loop over it for a record after every block of rounds.
@@ -282,11 +279,12 @@ class Run(Results):
 
         It is completed if it is not. A folder that ``save`` wrote is replaced.
         """
-        return import_module(SAVE).save(self, folder, name)
+        # That module knows runs, and is imported when it is asked.
+        return import_module("fedblend.runs.save").save(self, folder, name)
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML page about this run, and its folder beside it."""
-        return import_module(SAVE).report(self, path)
+        return import_module("fedblend.runs.save").report(self, path)
 
     def snapshot(self) -> PyTree:
         """The arrays that a checkpoint has to hold."""

@@ -428,5 +428,6 @@ def test_codes_keep_their_zeros(tmp_path):
     ]
     (tmp_path / "wards.csv").write_text("\n".join(rows))
     found = fb.data.read(tmp_path / "wards.csv", target="y", client="ward")
+    assert found.keys is not None
     assert sorted({str(one) for one in found.keys}) == ["01", "030001", "1"]
     assert found.rows[0].shape == (12, 1)  # an age is a number, written so or so

@@ -57,7 +57,8 @@ EXAMINED = {
     # Numbers and words of the configuration: no model sees a row before training.
     "model": (
         "l2 loss ensemble products name import_from cell embedding hidden layers norm "
-        "width intercept activation heads kind kv_heads remat unroll vocabulary"
+        "width intercept activation heads kind kv_heads remat unroll vocabulary "
+        "bins dropout"
     ),
     "config": (
         "version name data model algorithm adapt compress privacy central "
