@@ -168,11 +168,12 @@ def table(frame: pd.DataFrame) -> Entry:
 
 
 def refusal(call: Callable[[], Any]) -> str:
-    """The line with which a call is refused, without addresses of objects."""
+    """The line with which a call is refused, without addresses, folders and lines."""
     try:
         call()
     except ValueError as error:
         line = str(error).partition("\n---")[0]  # JAX adds lines of its own
+        line = re.sub(rf"{re.escape(str(HOME))}/(\S+\.py):\d+", r"\1", line)
         return re.sub(r"0x[0-9a-f]+", "0x", line)
     return "accepted"
 
